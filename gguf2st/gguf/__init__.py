@@ -1,0 +1,14 @@
+"""What is in the files."""
+
+from gguf2st.gguf.container import GgufFile, Metadata, TensorInfo
+from gguf2st.gguf.model import GgufModel, GgufSource, open_model, open_source
+
+__all__ = [
+    "GgufFile",
+    "GgufModel",
+    "GgufSource",
+    "Metadata",
+    "TensorInfo",
+    "open_model",
+    "open_source",
+]

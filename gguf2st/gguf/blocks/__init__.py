@@ -1,0 +1,14 @@
+"""Every GGUF block type: its number, its layout in the file, its decoder."""
+
+from gguf2st.gguf.blocks.base import BlockType
+from gguf2st.gguf.blocks.registry import block_type, block_type_by_name, known_block_types
+from gguf2st.gguf.blocks.rows import decode_rows, values_rows
+
+__all__ = [
+    "BlockType",
+    "block_type",
+    "block_type_by_name",
+    "decode_rows",
+    "known_block_types",
+    "values_rows",
+]

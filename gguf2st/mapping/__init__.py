@@ -1,0 +1,16 @@
+"""What a tensor is called, and how what llama.cpp's converter did is undone."""
+
+from gguf2st.mapping.resolve import Dropped, Recipe, Resolution, find_table, resolve
+from gguf2st.mapping.table import Table, TableError, load_table, load_tables
+
+__all__ = [
+    "Dropped",
+    "Recipe",
+    "Resolution",
+    "Table",
+    "TableError",
+    "find_table",
+    "load_table",
+    "load_tables",
+    "resolve",
+]

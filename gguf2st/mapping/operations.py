@@ -1,0 +1,422 @@
+"""The named operations of mapping tables, each with its inverse.
+
+An operation leads from the GGUF's arrangement to the Hugging Face one; it takes
+the views of an entry and returns the views that go on. `inverse()` is what
+llama.cpp's converter did. Operations on rows act on packed blocks of any type;
+`View.acts_on_packed_rows` tells it for a concrete tensor.
+
+A table calls an operation by the snake_case of its class name, with expressions
+as arguments: `value_heads(key_heads, ratio, 128, 4096)`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gguf2st.mapping.expression import Expression, ExpressionError
+from gguf2st.mapping.view import View, arrange
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+class Operation:
+    """Base of all operations; a subclass registers itself under its snake_case name."""
+
+    registry: ClassVar[dict[str, type[Operation]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+        Operation.registry[name] = cls
+
+    def apply(self, views: Sequence[View]) -> list[View]:
+        """The views that go on. Raises ValueError when the shapes don't fit."""
+        raise NotImplementedError
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        """The operation that undoes this one, for inputs of these shapes."""
+        raise NotImplementedError
+
+
+class _Each(Operation):
+    """Base of operations that treat each view alone."""
+
+    def one(self, view: View) -> View:
+        raise NotImplementedError
+
+    def apply(self, views: Sequence[View]) -> list[View]:
+        return [self.one(view) for view in views]
+
+
+@dataclass(frozen=True)
+class Add(_Each):
+    """Add a constant; `add(-1)` undoes the "1 +" that the converter folds into a norm.
+
+    Example: add(-1): [1.25, 0.5] -> [0.25, -0.5]
+    """
+
+    constant: float
+
+    def one(self, view: View) -> View:
+        constant = np.float32(self.constant)
+        return view.apply(lambda values: values + constant)
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return Add(-self.constant)
+
+
+@dataclass(frozen=True)
+class NegLog(_Each):
+    """log(-x), which undoes the converter's -exp(A_log).
+
+    Example: neg_log(): [-1.0, -7.389056] -> [0.0, 2.0]
+    """
+
+    def one(self, view: View) -> View:
+        return view.apply(_negative_logarithm)
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return NegExp()
+
+
+@dataclass(frozen=True)
+class NegExp(_Each):
+    """-exp(x), as the converter stores A_log.
+
+    Example: neg_exp(): [0.0, 2.0] -> [-1.0, -7.389056]
+    """
+
+    def one(self, view: View) -> View:
+        return view.apply(lambda values: -np.exp(values))
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return NegLog()
+
+
+def _negative_logarithm(values: Any) -> Any:
+    if not (values < 0).all():
+        raise ValueError("values of -exp(A_log) must all be below zero")
+    return np.log(-values)
+
+
+@dataclass(frozen=True)
+class RopeUnpermute(_Each):
+    """Rows of `heads` heads from interleaved rotary pairs back to two halves.
+
+    The converter of the llama family interleaves the halves
+    (`LlamaModel.permute`); this holds for weights and biases.
+
+    Example: rope_unpermute(1): rows [0 1 2 3] -> [0 2 1 3]
+    """
+
+    heads: int
+
+    def one(self, view: View) -> View:
+        count = view.shape[0]
+        return view.take(0, arrange(count, (self.heads, count // self.heads // 2, 2), (0, 2, 1)))
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return RopePermute(self.heads)
+
+
+@dataclass(frozen=True)
+class RopePermute(_Each):
+    """Rows of `heads` heads from two rotary halves to interleaved pairs.
+
+    Example: rope_permute(1): rows [0 2 1 3] -> [0 1 2 3]
+    """
+
+    heads: int
+
+    def one(self, view: View) -> View:
+        count = view.shape[0]
+        return view.take(0, arrange(count, (self.heads, 2, count // self.heads // 2), (0, 2, 1)))
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return RopeUnpermute(self.heads)
+
+
+@dataclass(frozen=True)
+class ValueHeads(_Each):
+    """Value heads of a gated delta net from tiled back to grouped order.
+
+    Hugging Face keeps the `ratio` value heads of a key head together; the
+    converter stores all first ones, then all second ones
+    (`_LinearAttentionVReorderBase`). `axis` holds `offset` entries that stay,
+    then ratio x key_heads x head_dim.
+
+    Example: value_heads(2, 2, 1): [k0v0 k1v0 k0v1 k1v1] -> [k0v0 k0v1 k1v0 k1v1]
+    """
+
+    key_heads: int
+    ratio: int
+    head_dim: int
+    offset: int = 0
+    axis: int = 0
+
+    def one(self, view: View) -> View:
+        shape = (self.ratio, self.key_heads, self.head_dim)
+        return view.take(self.axis, arrange(view.shape[self.axis], shape, (1, 0, 2), self.offset))
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        # Seen from the grouped side the two counts swap roles.
+        return ValueHeads(self.ratio, self.key_heads, self.head_dim, self.offset, self.axis)
+
+
+@dataclass(frozen=True)
+class GroupByKeyHead(Operation):
+    """Interleave row blocks by key head: one tensor whose heads each hold a part of every input.
+
+    Joins [all q; all k; all v] and [all z] to Qwen3-Next's fused projection,
+    grouped as [q k v z] per key head.
+
+    Example: group_by_key_head(2): [a0 a1], [b0 b1] -> [a0 b0 a1 b1]
+    """
+
+    key_heads: int
+
+    def apply(self, views: Sequence[View]) -> list[View]:
+        parts = [view.rows.reshape(self.key_heads, -1) for view in views]
+        return [views[0].with_rows(np.concatenate(parts, 1).reshape(-1))]
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return SplitByKeyHead(self.key_heads, [shape[0] for shape in shapes])
+
+
+@dataclass(frozen=True)
+class SplitByKeyHead(Operation):
+    """Take apart rows that are interleaved by key head; `sizes` are the rows of each part.
+
+    Example: split_by_key_head(2, [2, 2]): [a0 b0 a1 b1] -> [a0 a1], [b0 b1]
+    """
+
+    key_heads: int
+    sizes: list[int]
+
+    def apply(self, views: Sequence[View]) -> list[View]:
+        (view,) = views
+        edges = np.cumsum([size // self.key_heads for size in self.sizes])[:-1]
+        parts = np.split(view.rows.reshape(self.key_heads, -1), edges, 1)
+        return [view.with_rows(part.reshape(-1)) for part in parts]
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return GroupByKeyHead(self.key_heads)
+
+
+@dataclass(frozen=True)
+class Cat(Operation):
+    """Join all tensors along an axis other than the last.
+
+    Example: cat(0): [a b], [c] -> [a b c]
+    """
+
+    axis: int
+
+    def apply(self, views: Sequence[View]) -> list[View]:
+        _expect_alike(views)
+        return [views[0].with_rows(np.concatenate([view.rows for view in views], self.axis))]
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return Split(self.axis, [shape[self.axis] for shape in shapes])
+
+
+@dataclass(frozen=True)
+class Split(Operation):
+    """Cut one tensor into pieces of the given sizes along an axis other than the last.
+
+    Example: split(0, [2, 1]): [a b c] -> [a b], [c]
+    """
+
+    axis: int
+    sizes: list[int]
+
+    def apply(self, views: Sequence[View]) -> list[View]:
+        (view,) = views
+        if view.shape[self.axis] != sum(self.sizes):
+            raise ValueError(f"{view.shape[self.axis]} entries can't be cut into {self.sizes}")
+        edges = np.cumsum(self.sizes)[:-1]
+        return [view.with_rows(part) for part in np.split(view.rows, edges, self.axis)]
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return Cat(self.axis)
+
+
+@dataclass(frozen=True)
+class Stack(Operation):
+    """Join tensors along a new axis before the last.
+
+    Example: stack(0): [a b], [c d] -> [[a b] [c d]]
+    """
+
+    axis: int
+
+    def apply(self, views: Sequence[View]) -> list[View]:
+        _expect_alike(views)
+        return [views[0].with_rows(np.stack([view.rows for view in views], self.axis))]
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return Unstack(self.axis)
+
+
+@dataclass(frozen=True)
+class Unstack(Operation):
+    """Take an axis apart: one tensor for each of its entries (experts).
+
+    Example: unstack(0): [[a b] [c d]] -> [a b], [c d]
+    """
+
+    axis: int
+
+    def apply(self, views: Sequence[View]) -> list[View]:
+        (view,) = views
+        return [view.with_rows(part) for part in np.moveaxis(view.rows, self.axis, 0)]
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return Stack(self.axis)
+
+
+@dataclass(frozen=True)
+class Unsqueeze(_Each):
+    """Insert an axis of extent 1 before the last.
+
+    Example: unsqueeze(1): shape (6, 4) -> (6, 1, 4)
+    """
+
+    axis: int
+
+    def one(self, view: View) -> View:
+        return view.with_rows(np.expand_dims(view.rows, self.axis))
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return Squeeze(self.axis)
+
+
+@dataclass(frozen=True)
+class Squeeze(_Each):
+    """Remove an axis of extent 1 before the last.
+
+    Example: squeeze(1): shape (6, 1, 4) -> (6, 4)
+    """
+
+    axis: int
+
+    def one(self, view: View) -> View:
+        return view.with_rows(np.squeeze(view.rows, self.axis))
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return Unsqueeze(self.axis)
+
+
+@dataclass(frozen=True)
+class AsMatrix(_Each):
+    """Give a vector back its first axis of extent 1, which llama-quantize drops; a matrix stays.
+
+    Example: as_matrix(): shape (64,) -> (1, 64)
+    """
+
+    def one(self, view: View) -> View:
+        return view if view.rows.ndim else view.with_rows(view.rows.reshape(1))
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return Squeeze(0)
+
+
+@dataclass(frozen=True)
+class Transpose(_Each):
+    """Swap the last two axes; nothing may follow.
+
+    Example: transpose(): shape (8, 64, 32) -> (8, 32, 64)
+    """
+
+    def one(self, view: View) -> View:
+        if view.transposed or not view.rows.ndim:
+            raise ValueError(f"shape {view.shape} can't be transposed here")
+        return View(view.sources, view.rows, view.width, view.columns, view.functions, True)
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return Transpose()
+
+
+@dataclass(frozen=True)
+class At(Operation):
+    """Apply an operation to one of several tensors only.
+
+    Example: at(0, rope_unpermute(1)): [0 1 2 3], [4] -> [0 2 1 3], [4]
+    """
+
+    position: int
+    operation: Operation
+
+    def apply(self, views: Sequence[View]) -> list[View]:
+        result = list(views)
+        result[self.position : self.position + 1] = self.operation.apply([views[self.position]])
+        return result
+
+    def inverse(self, shapes: Shapes) -> Operation:
+        return At(self.position, self.operation.inverse([shapes[self.position]]))
+
+
+def _expect_alike(views: Sequence[View]) -> None:
+    first = views[0]
+    if any(
+        view.width != first.width
+        or view.columns is not first.columns
+        or view.functions != first.functions
+        or view.transposed
+        for view in views
+    ):
+        raise ValueError(f"tensors of shapes {[view.shape for view in views]} can't be joined")
+
+
+class OperationCall:
+    """An operation as a table writes it, with expressions as arguments.
+
+    Raises `ExpressionError` for an unknown operation or a wrong number of arguments.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        try:
+            node = ast.parse(source.strip(), mode="eval").body
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            raise ExpressionError(f"{source!r} isn't an operation ({error})") from error
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.keywords:
+            raise ExpressionError(f"{source!r} isn't an operation such as add(-1)")
+        found = Operation.registry.get(node.func.id)
+        if found is None or node.func.id.startswith("_"):
+            known = ", ".join(sorted(n for n in Operation.registry if not n.startswith("_")))
+            raise ExpressionError(f"there is no operation {node.func.id!r}; there are {known}")
+        self._kind = found
+        wanted = fields(found)  # type: ignore[arg-type]  # every operation is a dataclass
+        needed = sum(field.default is MISSING for field in wanted)
+        if not needed <= len(node.args) <= len(wanted):
+            names = ", ".join(field.name for field in wanted)
+            raise ExpressionError(
+                f"{source!r} has {len(node.args)} arguments, not those of ({names})"
+            )
+        self._arguments: list[Expression | OperationCall] = []
+        for field, argument in zip(wanted, node.args, strict=False):
+            part = ast.unparse(argument)
+            self._arguments.append(
+                OperationCall(part) if field.name == "operation" else Expression(part)
+            )
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Free names of all arguments."""
+        return frozenset().union(*(argument.names for argument in self._arguments))
+
+    def bind(self, names: Mapping[str, Any]) -> Operation:
+        """The operation with its arguments' values."""
+        values = [
+            argument.bind(names)
+            if isinstance(argument, OperationCall)
+            else argument.evaluate(names)
+            for argument in self._arguments
+        ]
+        return self._kind(*values)

@@ -1,0 +1,392 @@
+"""Table x model -> recipes: one for every tensor that will exist.
+
+Nothing vanishes: every source tensor is mapped, dropped by an entry that says
+why, or fatal; every tensor that the table expects of this model is produced, or
+fatal.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import functools
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gguf2st.errors import InputError, UnsupportedError
+from gguf2st.gguf.container import TensorInfo
+from gguf2st.gguf.model import GgufModel, GgufSource
+from gguf2st.mapping.environment import Environment
+from gguf2st.mapping.expression import ExpressionError
+from gguf2st.mapping.table import Entry, Group, Table, load_tables
+from gguf2st.mapping.view import Source, View
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one output tensor comes about.
+
+    `shape` is in torch order. `dtype` is "f32" where the tensor must keep it,
+    else None. `fused` names the group of modules that an engine joins and that
+    must share one quantization scheme. `unquantized` says why the tensor is never
+    quantized, and is None when it may be.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sources: tuple[Source, ...]
+    component: str
+    dtype: str | None
+    unquantized: str | None
+    fused: str | None
+    operations: tuple[str, ...]
+    _building: _Building
+    _position: int
+
+    def view(self) -> View:
+        """The rows and arithmetic that make the tensor; built anew, since row numbers take memory."""
+        return _build(self._building)[self._position]
+
+
+@dataclass(frozen=True, eq=False)
+class _Building:
+    """What is needed to make the views of one entry at one place."""
+
+    path: Path
+    entry: Entry
+    names: dict[str, Any]
+    sources: tuple[Source, ...]
+
+    def views(self) -> list[View]:
+        views = [View.of(self.sources, number) for number in range(len(self.sources))]
+        by = self.entry.by
+        try:
+            for call in by:
+                views = call.bind(self.names).apply(views)
+        except (ValueError, IndexError, ZeroDivisionError) as error:
+            shapes = ", ".join(f"{s.tensor.name} {s.tensor.shape}" for s in self.sources)
+            raise InputError(
+                f"{self.path}: {shapes} can't be rearranged by {' then '.join(c.source for c in by)} "
+                f"({error}); the file doesn't fit its own keys, convert the original again."
+            ) from error
+        return views
+
+
+# The experts of a block share one unstacking: building it for each would be quadratic.
+# Few are kept, since row numbers of a large model would fill the memory.
+@functools.lru_cache(maxsize=4)
+def _build(building: _Building) -> list[View]:
+    return building.views()
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A source tensor that is left out on purpose."""
+
+    tensor: TensorInfo
+    reason: str
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """All recipes of a model, with what the configuration needs to know.
+
+    `vision` and `vision_table` are None without a projector.
+    """
+
+    model: GgufModel
+    variant: str
+    table: Table
+    text: Environment
+    vision_table: Table | None
+    vision: Environment | None
+    recipes: tuple[Recipe, ...]
+    dropped: tuple[Dropped, ...]
+
+
+def find_table(architecture: str, path: Path, directory: Path | None = None) -> Table:
+    """The table that serves an architecture. Raises `UnsupportedError` with the nearest names."""
+    tables = load_tables(directory)
+    for table in tables:
+        if architecture in table.architectures:
+            return table
+    known = sorted(name for table in tables for name in table.architectures)
+    raise UnsupportedError(
+        f"{path} is of architecture {architecture!r}, which no mapping table serves yet"
+        f"{_nearest(architecture, known)}; `gguf2st archs` lists all, and CONTRIBUTING.md shows how "
+        "one is added."
+    )
+
+
+def _find_projector_table(text: Table, projector: GgufSource, directory: Path | None) -> Table:
+    kind = projector.metadata.get("clip.projector_type") or projector.metadata.get(
+        "clip.vision.projector_type"
+    )
+    tables = load_tables(directory)
+    if kind not in text.accepts_projectors:
+        known = sorted({name for table in tables for name in table.projectors})
+        raise UnsupportedError(
+            f"{projector.path} has a projector of type {kind!r}, and {text.family} models are converted "
+            f"with {' or '.join(text.accepts_projectors) or 'none'} (known: {', '.join(known)}); "
+            "take the mmproj published beside this model."
+        )
+    return next(table for table in tables if kind in table.projectors)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, 3, 0.5)
+    return f" (nearest: {', '.join(close)})" if close else ""
+
+
+def resolve(model: GgufModel, directory: Path | None = None) -> Resolution:
+    """Find the tables of a model and turn its tensors into recipes.
+
+    Raises `UnsupportedError` for an unknown architecture, projector or tensor,
+    and `InputError` when something that the model needs isn't there.
+    """
+    table = find_table(model.architecture, model.language.path, directory)
+    variant = "multimodal" if model.projector else "text"
+    vision_table = None
+    if model.projector is not None:
+        vision_table = _find_projector_table(table, model.projector, directory)
+    if variant not in table.classes:
+        raise UnsupportedError(
+            f"{table.family} models have no {variant} class in {table.name}.toml."
+        )
+    prefix = _prefix(table, variant)
+    text = Environment(table, model, prefix)
+    recipes, dropped = _Resolver(table, text, model.tensors, model.language.path).run()
+    if model.mtp is not None:
+        copy = "the MTP file's copy of a tensor of the model"
+        dropped += [Dropped(model.mtp.tensors[name], copy) for name in model.duplicates]
+    vision = None
+    if vision_table is not None and model.projector is not None:
+        vision = Environment(vision_table, model, "")
+        vision["P"] = table.classes["multimodal"]["vision_prefix"].fill(text)
+        vision["projector_prefix"] = table.classes["multimodal"]["projector_prefix"].fill(text)
+        more, more_dropped = _Resolver(
+            vision_table, vision, model.projector.tensors, model.projector.path
+        ).run()
+        recipes, dropped = recipes + more, dropped + more_dropped
+    return Resolution(
+        model, variant, table, text, vision_table, vision, tuple(recipes), tuple(dropped)
+    )
+
+
+def _prefix(table: Table, variant: str) -> str:
+    return table.classes[variant]["prefix"].fill({})
+
+
+@dataclass(frozen=True, eq=False)
+class _Match:
+    group: Group
+    entry: Entry
+    names: dict[str, Any]
+
+
+class _Resolver:
+    """Matches the tensors of one file set against one table."""
+
+    def __init__(
+        self, table: Table, environment: Environment, tensors: dict[str, TensorInfo], path: Path
+    ) -> None:
+        self._table, self._names = table, environment
+        self._tensors, self._path = tensors, path
+        self._recipes: dict[str, Recipe] = {}
+        self._dropped: list[Dropped] = []
+
+    def run(self) -> tuple[list[Recipe], list[Dropped]]:
+        scales = dict(self._scale_companions())
+        parts: dict[Any, dict[int, Source]] = defaultdict(dict)
+        matches: dict[Any, _Match] = {}
+        for tensor in self._tensors.values():
+            if tensor.name in scales:
+                continue
+            found = self._match(tensor.name)
+            if found is None:
+                self._refuse(tensor)
+                continue
+            position, match = found
+            if match.entry.drop is not None:
+                self._dropped.append(Dropped(tensor, match.entry.drop))
+                continue
+            key = (id(match.entry), tuple(sorted(match.names.items())))
+            matches[key] = match
+            companion = self._tensors.get(_companion(tensor.name, "scale"))
+            scale = companion if companion is not None and companion.name in scales else None
+            parts[key][position] = Source(tensor, scale)
+        for key, match in matches.items():
+            self._combine(match, parts[key])
+        self._expect_complete()
+        return list(self._recipes.values()), self._dropped
+
+    def _scale_companions(self) -> Iterator[tuple[str, bool]]:
+        """NVFP4 keeps the second-level scales of X.weight in X.scale and X.input_scale."""
+        for tensor in self._tensors.values():
+            if tensor.kind.name != "NVFP4":
+                continue
+            if (scale := _companion(tensor.name, "scale")) in self._tensors:
+                yield scale, True
+            if (activation := _companion(tensor.name, "input_scale")) in self._tensors:
+                self._dropped.append(
+                    Dropped(
+                        self._tensors[activation], "an activation scale, not part of the weight"
+                    )
+                )
+                yield activation, True
+
+    def _match(self, name: str) -> tuple[int, _Match] | None:
+        for group in self._table.groups:
+            for entry in group.entries:
+                for position, pattern in enumerate(entry.parts):
+                    captured = pattern.match(name)
+                    if captured is None:
+                        continue
+                    names = self._with_block(captured)
+                    if names is not None and self._holds(group, entry, names):
+                        return position, _Match(group, entry, captured)
+        return None
+
+    def _with_block(self, captured: dict[str, Any]) -> dict[str, Any] | None:
+        """All names for an entry, {B} included; None when no block of the table fits."""
+        names = {**self._names, **captured}
+        if "layer" not in captured or not self._table.blocks:
+            return names
+        for block in self._table.blocks:
+            if self._evaluate(block.when, names):
+                names["B"] = block.prefix.fill(names)
+                names["block_component"] = block.component
+                return names
+        return None
+
+    def _holds(self, group: Group, entry: Entry, names: dict[str, Any]) -> bool:
+        conditions = (condition for condition in (group.when, entry.when) if condition is not None)
+        return all(self._evaluate(condition, names) for condition in conditions)
+
+    def _evaluate(self, expression: Any, names: dict[str, Any]) -> Any:
+        try:
+            return expression.evaluate(names)
+        except ExpressionError as error:
+            raise InputError(
+                f"{self._path} and {self._table.name}.toml don't agree: {error}."
+            ) from error
+
+    def _refuse(self, tensor: TensorInfo) -> None:
+        known = [
+            pattern.source for g in self._table.groups for e in g.entries for pattern in e.parts
+        ]
+        raise UnsupportedError(
+            f"{self._path}: tensor {tensor.name} {tensor.shape} ({tensor.kind.name}) is in no entry of "
+            f"{self._table.name}.toml{_nearest(tensor.name, known)}, and leaving it out would change "
+            "the model; add an entry (CONTRIBUTING.md shows how) or report the file."
+        )
+
+    def _combine(self, match: _Match, parts: dict[int, Source]) -> None:
+        entry, names = match.entry, self._with_block(match.names)
+        assert names is not None
+        if len(parts) < len(entry.parts):
+            there = next(iter(parts.values())).tensor.name
+            missing = [p.fill(match.names) for i, p in enumerate(entry.parts) if i not in parts]
+            raise InputError(
+                f"{self._path} has tensor {there} but not {', '.join(missing)}, which belongs with it; "
+                "the file is incomplete, convert it again."
+            )
+        sources = tuple(parts[position] for position in range(len(entry.parts)))
+        building = _Building(self._path, entry, names, sources)
+        made = _build(building)
+        for position, (name, view) in enumerate(
+            zip(self._outputs(entry, names, made), made, strict=True)
+        ):
+            if name in self._recipes:
+                raise InputError(
+                    f"{self._path}: both {sources[0].tensor.name} and "
+                    f"{self._recipes[name].sources[0].tensor.name} give {name}; the file holds a tensor twice."
+                )
+            component = (
+                names.get("block_component") or match.group.component or self._table.component
+            )
+            self._recipes[name] = Recipe(
+                name=name,
+                shape=view.shape,
+                sources=sources,
+                component=component,
+                dtype=entry.dtype,
+                unquantized=self._unquantized(name, view.shape, component),
+                fused=self._fused(name, names),
+                operations=tuple(call.source for call in entry.by),
+                _building=building,
+                _position=position,
+            )
+
+    def _outputs(self, entry: Entry, names: dict[str, Any], views: list[View]) -> list[str]:
+        if len(entry.to) == 1 and "expert" in entry.to[0].names and "expert" not in names:
+            return [entry.to[0].fill({**names, "expert": e}) for e in range(len(views))]
+        if len(entry.to) != len(views):
+            raise InputError(
+                f"{self._table.name}.toml: {entry.parts[0].source} makes {len(views)} tensors "
+                f"but names {len(entry.to)}."
+            )
+        return [template.fill(names) for template in entry.to]
+
+    def _unquantized(self, name: str, shape: tuple[int, ...], component: str) -> str | None:
+        for pattern, reason in self._table.unquantized.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                return reason
+        if len(shape) < 2 or name.endswith("bias"):
+            return "not a matrix"
+        return None if component == "text" else f"part of the {component} component"
+
+    def _fused(self, name: str, names: dict[str, Any]) -> str | None:
+        module = name.removesuffix(".weight")
+        for kind, members in self._table.fused.items():
+            for member in members:
+                needed = member.names - names.keys()
+                if not needed and member.fill(names) == module:
+                    return f"{names.get('B', '')}:{kind}"
+        return None
+
+    def _expect_complete(self) -> None:
+        for group in self._table.groups:
+            if group.optional:
+                continue
+            for entry in group.entries:
+                for captured in self._occurrences(entry):
+                    names = self._with_block(captured)
+                    if (
+                        entry.drop is None
+                        and names is not None
+                        and self._holds(group, entry, names)
+                    ):
+                        self._expect(entry, names, captured)
+
+    def _expect(self, entry: Entry, names: dict[str, Any], captured: dict[str, Any]) -> None:
+        for template in entry.to:
+            experts = range(self._names.get("experts", 0))
+            many = "expert" in template.names and "expert" not in names
+            outputs = (
+                [template.fill({**names, "expert": e}) for e in experts]
+                if many
+                else [template.fill(names)]
+            )
+            for output in outputs:
+                if output not in self._recipes:
+                    raise InputError(
+                        f"{self._path} lacks tensor {entry.parts[0].fill(captured)}, without which the "
+                        f"model's {output} would be missing; the file is incomplete, fetch or convert it again."
+                    )
+
+    def _occurrences(self, entry: Entry) -> Iterator[dict[str, Any]]:
+        placeholders = entry.parts[0].placeholders
+        layers = range(self._names.get("blocks", 0)) if "layer" in placeholders else (None,)
+        experts = range(self._names.get("experts", 0)) if "expert" in placeholders else (None,)
+        for layer in layers:
+            for expert in experts:
+                found = {"layer": layer, "expert": expert, "kind": "weight"}
+                yield {key: value for key, value in found.items() if key in placeholders}
+
+
+def _companion(name: str, leaf: str) -> str:
+    return name.removesuffix("weight") + leaf

@@ -1,0 +1,364 @@
+"""Reading and validating mapping tables.
+
+A table is TOML, one per architecture family; docs/mapping-tables.md is its manual.
+It can't run code: everything that is computed is an `Expression`. Loading
+reports all that is wrong with a table at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gguf2st.errors import UsageError
+from gguf2st.mapping.expression import Expression, ExpressionError, Template
+from gguf2st.mapping.operations import OperationCall
+
+SCHEMA = 1
+ENTRY_KEYS = {"to", "by", "dtype", "when", "drop"}
+GROUP_KEYS = {"when", "optional", "component"}
+TOP_KEYS = {
+    "schema",
+    "family",
+    "extends",
+    "architectures",
+    "projectors",
+    "differences",
+    "component",
+    "variables",
+    "checks",
+    "classes",
+    "blocks",
+    "tensors",
+    "fused",
+    "unquantized",
+    "config",
+    "multimodal",
+    "files",
+    "tokenizer",
+}
+DTYPES = ("f32",)
+_PLACEHOLDER = re.compile(r"\{(layer|expert|kind)\}")
+_PLACEHOLDERS = {
+    "layer": r"(?P<layer>\d+)",
+    "expert": r"(?P<expert>\d+)",
+    "kind": r"(?P<kind>weight|bias)",
+}
+
+
+class TableError(UsageError):
+    """A mapping table isn't valid; `problems` lists everything that is wrong."""
+
+    def __init__(self, name: str, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__(
+            f"the mapping table {name} has {len(problems)} problem(s): " + "; ".join(problems)
+        )
+
+
+class Pattern:
+    """A GGUF tensor name with {layer}, {expert} (numbers) or {kind} (weight or bias) in it."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        pieces = _PLACEHOLDER.split(source)
+        if any("{" in text or "}" in text for text in pieces[::2]):
+            raise ExpressionError(f"{source!r} has a placeholder other than layer, expert and kind")
+        self.placeholders = frozenset(pieces[1::2])
+        if len(self.placeholders) != len(pieces[1::2]):
+            raise ExpressionError(f"{source!r} names a placeholder twice")
+        text = "".join(
+            _PLACEHOLDERS[piece] if odd % 2 else re.escape(piece)
+            for odd, piece in enumerate(pieces)
+        )
+        self._regex = re.compile(text)
+
+    def match(self, name: str) -> dict[str, Any] | None:
+        """What the placeholders stand for in `name`, or None."""
+        found = self._regex.fullmatch(name)
+        if found is None:
+            return None
+        return {key: int(v) if key != "kind" else v for key, v in found.groupdict().items()}
+
+    def fill(self, names: Mapping[str, Any]) -> str:
+        """The tensor name with the placeholders filled in."""
+        return _PLACEHOLDER.sub(lambda part: str(names[part[1]]), self.source)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One line of a table: source tensors -> output tensors, or a reasoned drop."""
+
+    parts: tuple[Pattern, ...]
+    to: tuple[Template, ...] = ()
+    by: tuple[OperationCall, ...] = ()
+    dtype: str | None = None
+    when: Expression | None = None
+    drop: str | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Entries under one title, with a condition in common.
+
+    Entries of an optional group needn't be in a file.
+    """
+
+    title: str
+    entries: tuple[Entry, ...]
+    when: Expression | None = None
+    optional: bool = False
+    component: str | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """The output prefix {B} of blocks for which a condition holds."""
+
+    when: Expression
+    prefix: Template
+    component: str | None
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A part of a JSON file: fields computed from the GGUF, and constants of the architecture."""
+
+    derived: dict[str, Expression] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A validated mapping table."""
+
+    name: str
+    family: str
+    differences: str
+    architectures: tuple[str, ...]
+    projectors: tuple[str, ...]
+    component: str
+    variables: dict[str, Expression]
+    checks: dict[str, Expression]
+    classes: dict[str, dict[str, Template]]
+    blocks: tuple[Block, ...]
+    groups: tuple[Group, ...]
+    fused: dict[str, tuple[Template, ...]]
+    unquantized: dict[str, str]
+    config: Fields
+    multimodal: Fields
+    files: dict[str, Fields]
+    accepts_projectors: tuple[str, ...]
+    tokenizer: dict[str, Any]
+
+
+def mappings_directory() -> Path:
+    """Where the tables lie: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "mappings"
+    return inside if inside.is_dir() else package.parent / "mappings"
+
+
+@functools.cache
+def load_tables(directory: Path | None = None) -> tuple[Table, ...]:
+    """All tables that serve an architecture or a projector.
+
+    Raises `TableError` for the first invalid table.
+    """
+    directory = directory or mappings_directory()
+    tables = [load_table(path) for path in sorted(directory.glob("*.toml"))]
+    return tuple(table for table in tables if table.architectures or table.projectors)
+
+
+def load_table(path: Path) -> Table:
+    """One table with everything it extends. Raises `TableError` with all its problems."""
+    problems: list[str] = []
+    data = _merged(path, problems, ())
+    table = _Builder(path.stem, data, problems).table()
+    if problems or table is None:
+        raise TableError(path.name, problems)
+    return table
+
+
+def _merged(path: Path, problems: list[str], seen: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problems.append(f"{path.name} can't be read ({error})")
+        return {}
+    parent = data.get("extends")
+    if parent is None:
+        return data
+    # A plain file name only: a table can't reach other files.
+    if not isinstance(parent, str) or not re.fullmatch(r"[\w.-]+", parent) or path.stem in seen:
+        problems.append(f"extends = {parent!r} isn't the name of another table")
+        return data
+    base = _merged(path.with_name(parent + ".toml"), problems, (*seen, path.stem))
+    for private in ("architectures", "projectors", "family"):
+        base.pop(private, None)
+    return _overlay(base, data)
+
+
+def _overlay(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in top.items():
+        below = result.get(key)
+        if value is False and isinstance(below, dict | str) and key != "optional":
+            del result[key]  # a child takes an inherited line or section away
+            continue
+        # An entry or a list is replaced as a whole; sections are merged line by line.
+        if (
+            isinstance(value, dict)
+            and isinstance(below, dict)
+            and not value.keys() & {"to", "drop"}
+        ):
+            result[key] = _overlay(below, value)
+        else:
+            result[key] = value
+    return result
+
+
+class _Builder:
+    """Turns a parsed table into a `Table`, collecting problems on the way."""
+
+    def __init__(self, name: str, data: dict[str, Any], problems: list[str]) -> None:
+        self._name, self._data, self._problems = name, data, problems
+
+    def table(self) -> Table | None:
+        data = self._data
+        for key in data.keys() - TOP_KEYS:
+            self._problems.append(f"the key {key!r} isn't known")
+        if data.get("schema") != SCHEMA:
+            self._problems.append(f"schema must be {SCHEMA}")
+        if data.get("architectures") and not data.get("differences"):
+            self._problems.append("differences must say how llama.cpp changes this family")
+        classes = data.get("classes", {})
+        return Table(
+            name=self._name,
+            family=data.get("family", self._name),
+            differences=data.get("differences", ""),
+            architectures=tuple(data.get("architectures", ())),
+            projectors=tuple(data.get("projectors", ())),
+            component=data.get("component", "text"),
+            variables=self._expressions("variables", data.get("variables", {})),
+            checks=self._expressions("checks", data.get("checks", {})),
+            classes={
+                kind: {
+                    key: template
+                    for key, text in fields.items()
+                    if key != "projectors" and (template := self._template(f"classes.{kind}", text))
+                }
+                for kind, fields in classes.items()
+            },
+            blocks=tuple(self._blocks()),
+            groups=tuple(self._groups()),
+            fused={
+                name: tuple(t for m in members if (t := self._template(f"fused.{name}", m)))
+                for name, members in data.get("fused", {}).items()
+            },
+            unquantized=dict(data.get("unquantized", {})),
+            config=self._fields("config", data.get("config", {})),
+            multimodal=self._fields("multimodal", data.get("multimodal", {})),
+            files={
+                name: self._fields(f"files.{name}", fields)
+                for name, fields in data.get("files", {}).items()
+                if self._plain_file_name(name)
+            },
+            accepts_projectors=tuple(classes.get("multimodal", {}).get("projectors", ())),
+            tokenizer=dict(data.get("tokenizer", {})),
+        )
+
+    def _plain_file_name(self, name: str) -> bool:
+        if re.fullmatch(r"\w[\w.-]*\.json", name):
+            return True
+        self._problems.append(f"files: {name!r} isn't a plain name of a JSON file")
+        return False
+
+    def _expression(self, where: str, source: Any) -> Expression | None:
+        try:
+            return Expression(str(source) if isinstance(source, bool | int | float) else source)
+        except (ExpressionError, TypeError) as error:
+            self._problems.append(f"{where}: {error}")
+            return None
+
+    def _template(self, where: str, source: Any) -> Template | None:
+        try:
+            return Template(source)
+        except (ExpressionError, TypeError) as error:
+            self._problems.append(f"{where}: {error}")
+            return None
+
+    def _expressions(self, where: str, section: dict[str, Any]) -> dict[str, Expression]:
+        found = {key: self._expression(f"{where}.{key}", text) for key, text in section.items()}
+        return {key: expression for key, expression in found.items() if expression is not None}
+
+    def _fields(self, where: str, section: dict[str, Any]) -> Fields:
+        for key in section.keys() - {"derived", "constants"}:
+            self._problems.append(f"{where}.{key} must stand under derived or constants")
+        derived = self._expressions(f"{where}.derived", _flat(section.get("derived", {})))
+        return Fields(derived, _flat(section.get("constants", {})))
+
+    def _blocks(self) -> Iterator[Block]:
+        for number, block in enumerate(self._data.get("blocks", ())):
+            when = self._expression(f"blocks[{number}].when", block.get("when", "True"))
+            prefix = self._template(f"blocks[{number}].prefix", block.get("prefix"))
+            if when is not None and prefix is not None:
+                yield Block(when, prefix, block.get("component"))
+
+    def _groups(self) -> Iterator[Group]:
+        for title, group in self._data.get("tensors", {}).items():
+            where = f"tensors.{title!r}"
+            when = self._expression(where, group["when"]) if "when" in group else None
+            entries: list[Entry] = []
+            for key, value in group.items():
+                if key not in GROUP_KEYS:
+                    entries.extend(self._entries(f"{where}.{key!r}", key, value))
+            yield Group(
+                title, tuple(entries), when, bool(group.get("optional")), group.get("component")
+            )
+
+    def _entries(self, where: str, key: str, value: Any) -> Iterator[Entry]:
+        if isinstance(value, str):
+            value = {"to": value}
+        if not isinstance(value, dict) or ("to" in value) == ("drop" in value):
+            self._problems.append(
+                f"{where} needs an output name, or a table with either to or drop"
+            )
+            return
+        for unknown in value.keys() - ENTRY_KEYS:
+            self._problems.append(f"{where}: the key {unknown!r} isn't known")
+        if value.get("dtype") not in (None, *DTYPES):
+            self._problems.append(f"{where}: dtype must be one of {DTYPES}")
+        try:
+            yield Entry(
+                parts=tuple(Pattern(part) for part in key.split(" + ")),
+                to=tuple(Template(name) for name in _listed(value.get("to"))),
+                by=tuple(OperationCall(call) for call in _listed(value.get("by"))),
+                dtype=value.get("dtype"),
+                when=Expression(value["when"]) if "when" in value else None,
+                drop=value.get("drop"),
+            )
+        except (ExpressionError, TypeError) as error:
+            self._problems.append(f"{where}: {error}")
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _flat(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as one level of dotted keys; empty ones and lists are values."""
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,227 @@
+"""An output tensor as a view of packed source rows: described first, read later, piece by piece.
+
+Almost everything that llama.cpp's converter does to a weight moves whole rows.
+A view therefore holds row numbers, not values: operations reshape, permute,
+join and cut an array of row numbers with ordinary numpy calls, and only the
+rows of the piece being written are ever read and decoded. What remains
+(reordered columns, a transposition, arithmetic) is applied to the decoded piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf2st.gguf.blocks import decode_rows
+from gguf2st.gguf.container import TensorInfo
+
+Indices = npt.NDArray[np.int64]
+Values = npt.NDArray[np.float32]
+Function = Callable[[Values], Values]
+
+# A row number carries its source in the upper bits; 2**40 rows are more than any file holds.
+SOURCE_SHIFT = 40
+ROW_MASK = (1 << SOURCE_SHIFT) - 1
+# Elements decoded at once while a transposed piece is gathered (4 MB of float32).
+STRIP_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """A GGUF tensor, with the scales that some types keep in a tensor of their own.
+
+    `scale` multiplies the decoded values: one factor for the tensor, or one for
+    each index of its first axis (NVFP4 experts).
+    """
+
+    tensor: TensorInfo
+    scale: TensorInfo | None = None
+
+    def decode(self, raw: npt.NDArray[np.uint8], rows: Indices) -> Values:
+        """Values of packed `raw` rows (rows, row_bytes), whose row numbers are `rows`."""
+        tensor = self.tensor
+        columns = raw.shape[1] // tensor.kind.block_bytes * tensor.kind.block_size
+        values = decode_rows(tensor.kind, raw, columns, big_endian=tensor.file.big_endian)
+        if self.scale is not None:
+            factors = read_whole(self.scale).ravel()
+            if factors.size > 1:
+                factors = factors[rows // (tensor.row_count // factors.size)][:, None]
+            values = values * factors
+        return values
+
+
+def read_whole(tensor: TensorInfo) -> Values:
+    """All values of a small tensor, in its own shape."""
+    raw = tensor.read_rows(0, tensor.row_count)
+    values = decode_rows(tensor.kind, raw, tensor.columns, big_endian=tensor.file.big_endian)
+    return values.reshape(tensor.shape)
+
+
+@dataclass(frozen=True)
+class View:
+    """Rows of some sources, in an order and a shape, not read yet.
+
+    `rows` has the shape of the leading axes and holds row numbers; `width` is the
+    last axis; `columns` reorders it; `functions` are applied to float32 values in
+    order; `transposed` swaps the last two axes at the very end.
+    """
+
+    sources: tuple[Source, ...]
+    rows: Indices
+    width: int
+    columns: Indices | None = None
+    functions: tuple[Function, ...] = ()
+    transposed: bool = False
+
+    @classmethod
+    def of(cls, sources: tuple[Source, ...], number: int) -> View:
+        """The source of that number as it lies in its file."""
+        tensor = sources[number].tensor
+        rows = np.arange(tensor.row_count, dtype=np.int64) + (number << SOURCE_SHIFT)
+        return cls(sources, rows.reshape(tensor.shape[:-1]), tensor.columns)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in torch order."""
+        shape = (*self.rows.shape, self.width)
+        return (*shape[:-2], shape[-1], shape[-2]) if self.transposed else shape
+
+    @property
+    def elements(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    def with_rows(self, rows: Indices) -> View:
+        """The same columns and arithmetic over other rows."""
+        return replace(self, rows=rows)
+
+    def take(self, axis: int, index: Indices) -> View:
+        """Entries `index` of `axis`, which may be the last."""
+        if self.transposed:
+            raise ValueError("a transposed tensor can't be reordered; transpose last")
+        dimensions = self.rows.ndim + 1
+        if axis % dimensions < dimensions - 1:
+            return self.with_rows(np.take(self.rows, index, axis % dimensions))
+        columns = index if self.columns is None else self.columns[index]
+        return replace(self, columns=columns, width=len(index))
+
+    def apply(self, function: Function) -> View:
+        """The same view with `function` applied to its values."""
+        return replace(self, functions=(*self.functions, function))
+
+    def acts_on_packed_rows(self) -> bool:
+        """Whether the packed blocks can be moved as they are, without decoding.
+
+        Columns may move when every block moves as a whole.
+        """
+        if self.functions or self.transposed or any(source.scale for source in self.sources):
+            return False
+        if self.columns is None:
+            return True
+        size = self.sources[0].tensor.kind.block_size
+        if self.width % size or any(s.tensor.kind.block_size != size for s in self.sources):
+            return False
+        blocks = self.columns.reshape(-1, size)
+        return bool((blocks[:, :1] % size == 0).all() and (np.diff(blocks, axis=1) == 1).all())
+
+    def read(self, start: int, stop: int) -> Values:
+        """Values of output rows `start` to `stop`, float32 of shape (rows, shape[-1]).
+
+        Output rows count all leading axes together. Memory is bounded by the
+        piece asked for, not by the tensor.
+        """
+        values = (
+            self._read_transposed(start, stop) if self.transposed else self._gather(start, stop)
+        )
+        for function in self.functions:
+            values = function(values)
+        return values
+
+    def _gather(self, start: int, stop: int) -> Values:
+        numbers = self.rows.reshape(-1)[start:stop]
+        values = self._decode(numbers)
+        return values if self.columns is None else values[:, self.columns]
+
+    def _decode(self, numbers: Indices, blocks: slice = slice(None)) -> Values:
+        """Values of the rows with these numbers; `blocks` limits which blocks of each row."""
+        result: Values | None = None
+        for source_number in np.unique(numbers >> SOURCE_SHIFT):
+            chosen = numbers >> SOURCE_SHIFT == source_number
+            source = self.sources[source_number]
+            rows = numbers[chosen] & ROW_MASK
+            raw = _read_packed(source.tensor, rows)
+            values: Values
+            if blocks != slice(None):
+                raw = raw.reshape(len(rows), -1, source.tensor.kind.block_bytes)[:, blocks]
+                raw = np.ascontiguousarray(raw).reshape(len(rows), -1)
+            values = source.decode(raw, rows)
+            if chosen.all():
+                return values
+            if result is None:
+                result = np.empty((len(numbers), values.shape[1]), np.float32)
+            result[chosen] = values
+        assert result is not None
+        return result
+
+    def _read_transposed(self, start: int, stop: int) -> Values:
+        matrices = self.rows.reshape(-1, self.rows.shape[-1])
+        height = matrices.shape[1]
+        result = np.empty((stop - start, height), np.float32)
+        for matrix in range(start // self.width, -(-stop // self.width)):
+            begin = max(start, matrix * self.width)
+            end = min(stop, (matrix + 1) * self.width)
+            first, last = begin - matrix * self.width, end - matrix * self.width
+            target = result[begin - start : end - start]
+            step = max(1, STRIP_ELEMENTS // max(1, last - first))
+            for row in range(0, height, step):
+                numbers = matrices[matrix, row : row + step]
+                target[:, row : row + step] = self._columns_of(numbers, first, last).T
+        return result
+
+    def _columns_of(self, numbers: Indices, first: int, last: int) -> Values:
+        if self.columns is not None:
+            return self._decode(numbers)[:, self.columns[first:last]]
+        sizes = {source.tensor.kind.block_size for source in self.sources}
+        if len(sizes) > 1:
+            return self._decode(numbers)[:, first:last]
+        size = sizes.pop()
+        begin = first // size
+        values = self._decode(numbers, slice(begin, -(-last // size)))
+        return values[:, first - begin * size : last - begin * size]
+
+
+def _read_packed(tensor: TensorInfo, rows: Indices) -> npt.NDArray[np.uint8]:
+    """Packed rows in the order asked for, read in as few and as long pieces as sensible."""
+    low, high = int(rows.min()), int(rows.max()) + 1
+    if high - low <= 2 * len(rows):
+        raw = tensor.read_rows(low, high)
+        return raw if high - low == len(rows) and _ascending(rows) else raw[rows - low]
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+    raw = np.empty((len(rows), tensor.row_bytes), np.uint8)
+    edges = np.flatnonzero(np.diff(ordered) > 1) + 1
+    for begin, end in zip([0, *edges], [*edges, len(rows)], strict=True):
+        piece = tensor.read_rows(int(ordered[begin]), int(ordered[end - 1]) + 1)
+        raw[order[begin:end]] = piece[ordered[begin:end] - ordered[begin]]
+    return raw
+
+
+def _ascending(rows: Indices) -> bool:
+    return bool((np.diff(rows) == 1).all())
+
+
+def arrange(count: int, shape: tuple[int, ...], axes: tuple[int, ...], offset: int = 0) -> Indices:
+    """Index that views `count` entries from `offset` as `shape` and permutes its axes.
+
+    Entries before `offset` keep their place. Raises ValueError when `shape`
+    doesn't hold exactly the entries after `offset`.
+    """
+    index = np.arange(count, dtype=np.int64)
+    if math.prod(shape) != count - offset:
+        raise ValueError(f"{count - offset} entries can't be arranged as {shape}")
+    moved = index[offset:].reshape(shape).transpose(axes).reshape(-1)
+    return np.concatenate([index[:offset], moved])
