@@ -177,3 +177,7 @@ def main(arguments: list[str] | None = None) -> None:
     except Gguf2stError as error:
         typer.echo(f"gguf2st: {error}", err=True)
         raise SystemExit(error.exit_code) from None
+
+
+if __name__ == "__main__":
+    main()
