@@ -22,6 +22,7 @@ from gguf2st.checkpoint.vocabulary import (
 from gguf2st.errors import InputError
 
 Json = dict[str, Any]
+Merge = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def sequence(kind: str, steps: list[Json]) -> Json | None:
     return {"type": "Sequence", kind: steps}
 
 
-def bpe_model(tokens: Mapping[str, int], merges: list[list[str]], **options: Any) -> Json:
+def bpe_model(tokens: Mapping[str, int], merges: list[Merge], **options: Any) -> Json:
     """A BPE model; `options` replace the defaults of byte-level vocabularies."""
     return {
         "type": "BPE",
@@ -77,7 +78,7 @@ def present_tokens(vocabulary: Vocabulary) -> dict[str, int]:
 
 def read_merges(
     metadata: Mapping[str, Any], tokens: Mapping[str, int], warnings: list[str]
-) -> list[list[str]]:
+) -> list[Merge]:
     """The merges of the file as pairs, best first.
 
     Both halves of a merge stand in one string with a space between. The first
@@ -91,17 +92,17 @@ def read_merges(
             "The vocabulary is of the byte pair kind but has no merges (tokenizer.ggml.merges is "
             f"missing or empty); {ANOTHER_TOKENIZER}."
         )
-    merges: list[list[str]] = []
+    merges: list[Merge] = []
     for merge in listed:
         space = merge.find(" ", 1)
         left, right = merge[:space], merge[space + 1 :]
         if space > 0 and left in tokens and right in tokens and left + right in tokens:
-            merges.append([left, right])
+            merges.append((left, right))
     lost = len(listed) - len(merges)
     if lost:
         warnings.append(
             f"{lost:,} of {len(listed):,} merges name a token that the vocabulary lacks; "
-            "they are left out."
+            "they are left out"
         )
     return merges
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from gguf2st.checkpoint.pipelines import (
     Json,
+    Merge,
     Pipeline,
     bpe_model,
     present_tokens,
@@ -29,8 +30,9 @@ from gguf2st.checkpoint.vocabulary import ANOTHER_TOKENIZER, TokenType, Vocabula
 from gguf2st.errors import InputError
 
 SPACE = "\u2581"
-# Longer pieces are no left half of another: the work would grow with the square of their length.
-_LONGEST_PREFIX = 1024
+# Longer pieces derive no merges: the work grows with the square of the length, and no tokenizer
+# has learned such pieces.
+_LONGEST_PIECE = 1024
 
 
 def merged_by_score(
@@ -39,18 +41,18 @@ def merged_by_score(
     """Byte pair encoding by score: Llama 1 and 2, Mistral, Phi-3, Gemma 1 to 3 and many others."""
     if vocabulary.scores is None:
         warnings.append(
-            "The vocabulary has no scores; tokens are merged in the order of their ids."
+            "the vocabulary has no scores (tokenizer.ggml.scores), so ids rank the merges"
         )
     tokens, runs = _spell_runs_of_spaces(present_tokens(vocabulary), vocabulary)
     mergeable = (TokenType.NORMAL, TokenType.UNUSED, TokenType.UNDEFINED)
     pieces = [text for text, token in tokens.items() if vocabulary.types[token] in mergeable]
     scores = (
-        [0.0] * len(pieces)
+        np.zeros(len(pieces))
         if vocabulary.scores is None
-        else [float(vocabulary.scores[tokens[text]]) for text in pieces]
+        else vocabulary.scores[[tokens[text] for text in pieces]]
     )
-    merges = [[SPACE * (length - 1), SPACE] for length in sorted(runs, reverse=True)]
-    merges.extend(derive_merges(pieces, scores))
+    merges: list[Merge] = [(SPACE * (length - 1), SPACE) for length in sorted(runs, reverse=True)]
+    merges.extend(derive_merges(pieces, scores.tolist()))
     prefix = flag(metadata, "add_space_prefix", True)
     return Pipeline(
         tokens=tokens,
@@ -125,7 +127,7 @@ def unigram(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Pipeline:
     )
 
 
-def derive_merges(pieces: Sequence[str], scores: Sequence[float]) -> list[list[str]]:
+def derive_merges(pieces: Sequence[str], scores: Sequence[float]) -> list[Merge]:
     """Merges, best first, that lead to what merging by score leads to.
 
     `pieces` are in the order of their ids. Every way to cut a piece into two
@@ -137,38 +139,29 @@ def derive_merges(pieces: Sequence[str], scores: Sequence[float]) -> list[list[s
 
     The result is that of `generate_merges` of transformers.
     """
-    cuts = _cuts(pieces)
-    if len(set(scores)) <= 1:
-        return [cut for piece in pieces for cut in cuts.get(piece, ())]
+    known = frozenset(pieces)
     ranked = sorted(range(len(pieces)), key=lambda place: -scores[place])
-    merges: list[list[str]] = []
-    for _, places in groupby(ranked, key=scores.__getitem__):
-        tied = [cut for place in places for cut in cuts.get(pieces[place], ())]
-        merges.extend(sorted(tied, key=_longest_left_first) if len(tied) > 1 else tied)
+    meaningful = len(ranked) > 0 and scores[ranked[0]] != scores[ranked[-1]]
+    merges: list[Merge] = []
+    for _, group in groupby(ranked, key=scores.__getitem__):
+        start, places = len(merges), list(group)
+        for place in places:
+            piece = pieces[place]
+            if len(piece) > _LONGEST_PIECE:
+                continue
+            for cut in range(len(piece) - 1, 0, -1):
+                right = piece[cut:]
+                if right in known:
+                    left = piece[:cut]
+                    if left in known:
+                        merges.append((left, right))
+        if len(places) > 1 and meaningful:
+            merges[start:] = sorted(merges[start:], key=_longest_left_first)
     return merges
 
 
-def _longest_left_first(cut: list[str]) -> tuple[int, int]:
-    return -len(cut[0]), -len(cut[1])
-
-
-def _cuts(pieces: Iterable[str]) -> dict[str, list[list[str]]]:
-    """All ways to cut each piece into two others, the longest left half first."""
-    known = frozenset(pieces)
-    cuts: dict[str, list[list[str]]] = {}
-    # In alphabetical order every piece comes after its prefixes, which pile up here.
-    prefixes: list[str] = []
-    for piece in sorted(known):
-        while prefixes and not piece.startswith(prefixes[-1]):
-            prefixes.pop()
-        found = [
-            [left, right] for left in reversed(prefixes) if (right := piece[len(left) :]) in known
-        ]
-        if found:
-            cuts[piece] = found
-        if len(piece) <= _LONGEST_PREFIX:
-            prefixes.append(piece)
-    return cuts
+def _longest_left_first(merge: Merge) -> tuple[int, int]:
+    return -len(merge[0]), -len(merge[1])
 
 
 _ESCAPE: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
@@ -186,7 +179,7 @@ def _decoder(prefix: bool) -> Json | None:
 
 
 def _plain_text_model(
-    vocabulary: Vocabulary, tokens: Mapping[str, int], merges: list[list[str]]
+    vocabulary: Vocabulary, tokens: Mapping[str, int], merges: list[Merge]
 ) -> Json:
     unknown = vocabulary.role("unk")
     return bpe_model(
@@ -208,25 +201,20 @@ def _spell_runs_of_spaces(
     U+2581 only later; merges have to lead to it. Growing from the left they
     find the longest run first, as SentencePiece and llama.cpp do.
     """
-    runs: dict[int, int] = {}
-    for text, token in tokens.items():
-        if (
-            vocabulary.types[token] == TokenType.USER_DEFINED
-            and len(text) > 1
-            and not text.strip(" ")
-        ):
-            runs[len(text)] = token
-    # Growth needs every length from 2 up, and a single space to begin with.
-    reachable = SPACE in tokens and all(
-        length in runs and SPACE * length not in tokens for length in range(2, len(runs) + 2)
-    )
-    if not runs or not reachable:
-        return tokens, []
-    spelled = {
-        SPACE * len(text) if runs.get(len(text)) == token else text: token
-        for text, token in tokens.items()
+    runs: dict[int, str] = {
+        len(text): text
+        for token in vocabulary.ids(TokenType.USER_DEFINED)
+        if len(text := vocabulary.tokens[token]) > 1 and not text.strip(" ")
     }
-    return spelled, list(runs)
+    # Growth needs every length from 2 up, and a single space to begin with.
+    if (
+        not runs
+        or SPACE not in tokens
+        or any(length not in runs or SPACE * length in tokens for length in range(2, len(runs) + 2))
+    ):
+        return tokens, []
+    spelled = {text: SPACE * length for length, text in runs.items()}
+    return {spelled.get(text, text): token for text, token in tokens.items()}, list(runs)
 
 
 def _name_sentinels(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> list[str]:

@@ -223,6 +223,7 @@ def _scores(metadata: Mapping[str, Any], count: int) -> npt.NDArray[np.float64] 
 
 def _roles(metadata: Mapping[str, Any], types: list[int] | None, count: int) -> dict[str, int]:
     defaults = _DEFAULT_IDS.get(str(metadata.get("tokenizer.ggml.model")), {})
+    limit = count or _NO_TOKEN  # a file without a vocabulary may still name ids
     roles: dict[str, int] = {}
     for role, suffix in _ROLE_KEYS.items():
         key = f"tokenizer.ggml.{suffix}"
@@ -240,10 +241,10 @@ def _roles(metadata: Mapping[str, Any], types: list[int] | None, count: int) -> 
                 or types[token] not in (TokenType.CONTROL, TokenType.UNKNOWN)
             ):
                 continue
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < count:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < limit:
             raise InputError(
-                f"The key {key} is {token!r:.60}, and the vocabulary has the ids 0 to "
-                f"{count - 1:,}; the file is damaged, {ANOTHER_TOKENIZER}."
+                f"The key {key} is {token!r:.60}, which is no id of the {count:,} tokens; "
+                f"the file is damaged, {ANOTHER_TOKENIZER}."
             )
         roles[role] = token
     return roles
@@ -279,7 +280,7 @@ def _absent(tokens: list[str], types: list[int], warnings: list[str]) -> frozens
     if broken:
         warnings.append(
             f"{len(broken)} tokens aren't valid UTF-8 (the first has the id {broken[0]}); "
-            "they are left out of tokenizer.json, as no text leads to them."
+            "they are left out of tokenizer.json, as no text leads to them"
         )
     return frozenset(absent.union(broken))
 

@@ -111,12 +111,16 @@ class ShardWriter:
     def __init__(self, directory: Path, shards: Sequence[Shard]) -> None:
         self._descriptors: list[int] = []
         self._seeking = threading.Lock()
-        for shard in shards:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-            descriptor = os.open(directory / shard.file_name, flags, 0o644)
-            self._descriptors.append(descriptor)
-            os.truncate(descriptor, shard.nbytes)
-            self.write(len(self._descriptors) - 1, 0, shard.header)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        try:
+            for number, shard in enumerate(shards):
+                descriptor = os.open(directory / shard.file_name, flags, 0o644)
+                self._descriptors.append(descriptor)
+                os.truncate(descriptor, shard.nbytes)
+                self.write(number, 0, shard.header)
+        except BaseException:
+            self.close(durable=False)
+            raise
 
     def write(self, shard: int, offset: int, data: Any) -> None:
         """Write a buffer at a byte offset of a shard."""
@@ -134,11 +138,13 @@ class ShardWriter:
 
     def close(self, *, durable: bool) -> None:
         """Close all shards, after forcing them to the disk when `durable`."""
-        for descriptor in self._descriptors:
+        try:
             if durable:
-                os.fsync(descriptor)
-            os.close(descriptor)
-        self._descriptors = []
+                for descriptor in self._descriptors:
+                    os.fsync(descriptor)
+        finally:
+            while self._descriptors:
+                os.close(self._descriptors.pop())
 
 
 @contextlib.contextmanager
@@ -151,7 +157,12 @@ def appearing_directory(final: Path, *, force: bool, needed_bytes: int) -> Itera
     """
     check_output(final, force=force)
     partial = final.parent / f".{final.name}.partial-{os.getpid()}"
+    made: list[Path] = []
     try:
+        for parent in (final.parent, *final.parent.parents):
+            if os.path.lexists(parent):
+                break
+            made.append(parent)
         final.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(final.parent).free
         if needed_bytes > free:
@@ -160,30 +171,55 @@ def appearing_directory(final: Path, *, force: bool, needed_bytes: int) -> Itera
                 f"{free / 1e9:.2f} GB free; make room or choose another place with -o."
             )
         partial.mkdir()
+        made.insert(0, partial)
         yield partial
+        check_output(final, force=force)
         _take_name(partial, final)
+        made.clear()
     except OSError as error:
         raise OutputError(
             f"{final} can't be written ({error.strerror or error}); check space and permissions of "
             f"{final.parent}."
         ) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if made[:1] == [partial]:
+            shutil.rmtree(partial, ignore_errors=True)
+        for parent in made:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
 
 
 def check_output(final: Path, *, force: bool) -> None:
     """Raise `OutputError` when the output may not be written to `final`."""
-    if not final.exists():
+    try:
+        final.lstat()
+    except (FileNotFoundError, NotADirectoryError):
         return
+    except OSError as error:
+        raise OutputError(
+            f"{final} can't be written ({error.strerror}); choose another place with -o."
+        ) from error
     if not force:
         raise OutputError(
             f"{final} exists already; choose another place with -o, or replace it with --force."
         )
-    if not final.is_dir() or (any(final.iterdir()) and not (final / "config.json").exists()):
+    if not _may_be_replaced(final):
         raise OutputError(
-            f"{final} exists and isn't a checkpoint directory (it has no config.json), so --force leaves it "
-            "alone; choose another place with -o."
+            f"{final} exists and isn't a checkpoint directory (config.json and *.safetensors), so --force "
+            "leaves it alone; choose another place with -o."
         )
+
+
+def _may_be_replaced(final: Path) -> bool:
+    """Whether it is an empty directory or one with a checkpoint, and not a link to one."""
+    if final.is_symlink() or not final.is_dir():
+        return False
+    try:
+        names = {path.name for path in final.iterdir()}
+    except OSError:
+        return False
+    weights = any(name.endswith(".safetensors") for name in names)
+    return not names or (weights and "config.json" in names)
 
 
 def _take_name(partial: Path, final: Path) -> None:
@@ -194,7 +230,7 @@ def _take_name(partial: Path, final: Path) -> None:
     final.rename(replaced)
     try:
         partial.rename(final)
-    except OSError:
+    except BaseException:
         replaced.rename(final)
         raise
     shutil.rmtree(replaced, ignore_errors=True)

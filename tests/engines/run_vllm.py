@@ -1,0 +1,107 @@
+"""Loads checkpoints in vLLM on a CPU and continues prompts; see `exchange` for its input and output."""
+
+import base64
+import gc
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.engines.exchange import Answer, Job, Prompt, Result, serve
+
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding is slow on a machine that does other work
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in this process: quicker, plain tracebacks
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+CANDIDATES = 5
+
+
+def run(job: Job) -> Result:
+    """Load one checkpoint, continue its prompts and free it."""
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    started = time.monotonic()
+    llm = None
+    try:
+        llm = LLM(
+            job.directory,
+            dtype=job.dtype,
+            enforce_eager=True,
+            max_model_len=1024,
+            max_num_seqs=2,
+            **job.options,
+        )
+        answers = [continue_prompt(llm, prompt, job.new_tokens) for prompt in job.prompts]
+        classes = {
+            "model": llm.llm_engine.model_config.architecture,
+            "tokenizer": type(llm.get_tokenizer()).__name__,
+        }
+        seconds = time.monotonic() - started
+        return Result(job.name, answers, classes, drafts=count_drafts(llm), seconds=seconds)
+    finally:
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def continue_prompt(llm: Any, prompt: Prompt, new_tokens: int) -> Answer:
+    """Generate greedily after token ids or chat messages."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(
+        temperature=0,
+        max_tokens=new_tokens,
+        ignore_eos=True,
+        logprobs=CANDIDATES,
+        prompt_logprobs=0,  # of the prompt's own tokens only
+    )
+    if prompt.ids is not None:
+        requests = [{"prompt_token_ids": prompt.ids}]
+        [output] = llm.generate(requests, sampling, use_tqdm=False)
+    else:
+        messages = [with_data_urls(message) for message in prompt.messages or []]
+        [output] = llm.chat(messages, sampling, use_tqdm=False)
+    ids, [completion] = output.prompt_token_ids, output.outputs
+    following = zip(ids[1:], output.prompt_logprobs[1:], strict=True)
+    return Answer(
+        ids=list(ids),
+        prompt_log_probs=[step[token].logprob for token, step in following],
+        tokens=list(completion.token_ids),
+        candidates=[
+            {token: entry.logprob for token, entry in step.items()} for step in completion.logprobs
+        ],
+        text=completion.text,
+    )
+
+
+def count_drafts(llm: Any) -> int:
+    """Count the tokens that the model's MTP head has proposed, if it is used and counted."""
+    if not llm.llm_engine.log_stats:
+        return 0
+    name = "vllm:spec_decode_num_draft_tokens"
+    return sum(int(metric.value) for metric in llm.get_metrics() if metric.name == name)
+
+
+def with_data_urls(message: dict[str, Any]) -> dict[str, Any]:
+    """Put a message's images in the form that clients of a server send."""
+    if isinstance(message["content"], str):
+        return message
+    parts = []
+    for part in message["content"]:
+        if part["type"] == "image":
+            data = base64.b64encode(Path(part["path"]).read_bytes()).decode()
+            url = {"url": f"data:image/png;base64,{data}"}
+            parts.append({"type": "image_url", "image_url": url})
+        else:
+            parts.append(part)
+    return message | {"content": parts}
+
+
+if __name__ == "__main__":
+    for variable, value in ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    serve(run)

@@ -1,0 +1,181 @@
+"""Unquantized fixtures come back as the checkpoints that they were converted from."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from tests.conversions import Case, cases, converted, load
+from tests.oracles.inverse import File
+from tests.oracles.originals import original_state_dict
+
+Tensors = dict[str, torch.Tensor]
+
+# By the class that the original's config.json names: every family that has a mapping table.
+FAMILIES = {
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+}
+EXACT = [case for case in cases() if case.exact]
+
+VISION = re.compile(r"model\.visual\.|vision_tower\.|multi_modal_projector\.")
+# SigLIP's pooling head takes no part in Gemma 3; the converter leaves it out (gemma.py).
+UNUSED = re.compile(r"vision_tower\.(vision_model\.)?head\.")
+ROOTS = re.compile(r"model\.language_model\.|language_model\.model\.")
+KEPT_FLOAT32 = ("linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm.weight")
+
+
+@pytest.mark.parametrize("case", EXACT, ids=str)
+def test_comes_back_bit_for_bit(case: Case) -> None:
+    expected = expected_tensors(case)
+    written = load(converted(case))
+    assert written.keys() == expected.keys()
+    wrong = [name for name in expected if not comes_back(name, written[name], expected[name])]
+    assert not wrong
+
+
+def comes_back(name: str, written: torch.Tensor, original: torch.Tensor) -> bool:
+    dtype = torch.float32 if name.endswith(KEPT_FLOAT32) else torch.bfloat16
+    if (written.dtype, written.shape) != (dtype, original.shape):
+        return False
+    if name.endswith("A_log"):
+        # Stored as -exp(A_log) in float32. Rounding the exponential moves the logarithm by up to
+        # 2**-24, rounding the logarithm by up to 2**-23 (|A_log| < 4).
+        close = (written - original.float()).abs().max() <= 3 * 2**-24
+        return bool(close) and torch.equal(written.bfloat16(), original.bfloat16())
+    # All originals are bfloat16 numbers, and so chosen that 1 + norm is exact (fixtures/weights.py).
+    return torch.equal(written.float(), original.float())
+
+
+def expected_tensors(case: Case) -> Tensors:
+    """The original tensors that the files of a case hold, under the names they should get."""
+    tensors = _decode_nvfp4(original_state_dict(case.folder))
+    tensors = {n: t for n, t in tensors.items() if not UNUSED.match(n)}
+    if not case.has_mtp:
+        tensors = {n: t for n, t in tensors.items() if not n.startswith("mtp.")}
+    model_class = original_class(case)
+    if model_class == "Qwen3_5MoeForConditionalGeneration":
+        _fuse_mtp_experts(tensors)
+    if case.mmproj is None:
+        # Without its vision tower the model is the text model, whose decoder is `model`.
+        tensors = {ROOTS.sub("model.", n): t for n, t in tensors.items() if not VISION.match(n)}
+        if model_class == "Qwen3VLMoeForConditionalGeneration":
+            tensors = _as_qwen3_moe(tensors)
+    return tensors
+
+
+def _decode_nvfp4(tensors: Tensors) -> Tensors:
+    """ModelOpt's packed weights as numbers: sign, 2 bits of exponent and 1 of mantissa each."""
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    result = {}
+    for name, packed in tensors.items():
+        if packed.dtype == torch.uint8:
+            codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).long()
+            values = numbers[codes & 7] * (1 - 2 * (codes >> 3))
+            scale = tensors[f"{name}_scale"].float().repeat_interleave(16, dim=-1)
+            result[name] = (values * scale * tensors[f"{name}_scale_2"]).to(torch.bfloat16)
+        elif not name.endswith(("_scale", "_scale_2")):
+            result[name] = packed
+    return result
+
+
+def _fuse_mtp_experts(tensors: Tensors) -> None:
+    """Qwen3.5 stores MTP experts one by one, Qwen3.6 fused; the GGUF can't tell which it was."""
+    if "mtp.layers.0.mlp.experts.0.gate_proj.weight" not in tensors:
+        return
+    prefix = "mtp.layers.0.mlp.experts."
+    count = sum(name.startswith(prefix) for name in tensors) // 3
+    stacks = {
+        kind: torch.stack([tensors.pop(f"{prefix}{e}.{kind}_proj.weight") for e in range(count)])
+        for kind in ("gate", "up", "down")
+    }
+    tensors[f"{prefix}gate_up_proj"] = torch.cat([stacks["gate"], stacks["up"]], dim=1)
+    tensors[f"{prefix}down_proj"] = stacks["down"]
+
+
+def _as_qwen3_moe(tensors: Tensors) -> Tensors:
+    """The text part of Qwen3-VL-MoE is Qwen3-MoE, whose experts are stored one by one."""
+    result = {}
+    for name, value in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        for number, expert in enumerate(value if module.endswith("mlp.experts") else ()):
+            parts = (
+                {"gate": expert.chunk(2, dim=-1)[0], "up": expert.chunk(2, dim=-1)[1]}
+                if leaf == "gate_up_proj"
+                else {"down": expert}
+            )
+            for kind, part in parts.items():
+                result[f"{module}.{number}.{kind}_proj.weight"] = part.T
+        if not module.endswith("mlp.experts"):
+            result[name] = value
+    return result
+
+
+def original_class(case: Case) -> str:
+    return json.loads((case.folder / "config.json").read_text("utf-8"))["architectures"][0]
+
+
+# --- is there anything to test? ------------------------------------------------------------------
+
+
+def test_every_family_has_exact_and_quantized_fixtures() -> None:
+    assert {original_class(case) for case in EXACT} >= FAMILIES
+    # Mistral differs from Llama by its class alone, and Gemma 3's two classes by the mmproj.
+    once = FAMILIES - {"MistralForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"}
+    assert {original_class(case) for case in cases() if not case.exact} >= once
+
+
+def test_every_form_of_a_file_is_among_the_fixtures() -> None:
+    forms = {form for case in EXACT for form in _forms(case)}
+    assert forms == {
+        "alone",
+        "big-endian",
+        "experts apart",
+        "fused experts",
+        "fused qkv",
+        "GGUF v2",
+        "mmproj",
+        "MTP file",
+        "MTP inside",
+        "shards",
+        "tied",
+        "trunk of a model with MTP",
+    }
+
+
+def _forms(case: Case) -> set[str]:
+    file = File(case.model)
+    names = file.kinds.keys()
+    originals = original_state_dict(case.folder)
+    mtp_in_original = any(name.startswith("mtp.") for name in originals)
+    forms = {
+        "big-endian": file.byte_order == "S",
+        "experts apart": "blk.0.ffn_gate.0.weight" in names,
+        "fused experts": any("ffn_gate_up_exps" in name for name in names),
+        "fused qkv": any(
+            f"blk.{number}.attn_qkv.weight" in names and f"blk.{number}.ssm_out.weight" not in names
+            for number in range(4)
+        ),
+        "GGUF v2": file.key("GGUF.version") == 2,
+        "mmproj": case.mmproj is not None,
+        "MTP file": case.mtp is not None,
+        "MTP inside": case.has_mtp and case.mtp is None,
+        "shards": file.key("split.count", 1) > 1,
+        "tied": "output.weight" not in names,
+        "trunk of a model with MTP": mtp_in_original and not case.has_mtp,
+    }
+    return {name for name, present in forms.items() if present} or {"alone"}
