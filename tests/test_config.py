@@ -19,18 +19,26 @@ Fields = dict[str, Any]
 NOT_WRITTEN = {
     r"transformers_version": "who wrote the file",
     r"(.*\.)?use_cache": "a default of generate(), true everywhere",
-    r"(.*\.)?initializer_range": "only for training",
-    r"(.*\.)?router_aux_loss_coef": "only for training",
-    r"(.*\.)?output_router_logits": "only for training",
+    r"(.*\.)?(initializer_range|router_jitter_noise|attention_dropout)": "only for training",
+    r"(.*\.)?(router_aux_loss_coef|output_router_logits)": "only for training",
     r"(.*\.)?pretraining_tp": "how an old implementation cut its matrix products",
     r"(.*\.)?partial_rotary_factor": "a copy of the one in rope_parameters",
-    r"(.*\.)?layer_types": "the class derives them",  # else the objects would differ below
-    r"(.*\.)?max_window_layers": "counts with use_sliding_window alone",
+    # The class makes the same of what is there; otherwise the second test would fail.
+    r"(.*\.)?layer_types": "follows from other fields",
+    r"(.*\.)?_sliding_window_pattern": "transformers' own copy of sliding_window_pattern",
+    r"(.*\.)?(sliding_window|max_window_layers)": "counts with use_sliding_window alone",
+    r"(.*\.)?use_bidirectional_attention": "false but in embedding models",
+    r"qkv_bias": "true of all Qwen2-MoE models",
     r"vision_config\.rope_parameters\..*": "fixed by the class of the vision tower",
 }
 # Fields of the output that an original needn't have.
 ADDED = {
     r".+_config\.dtype": "each part of the model says how it is stored",
+    r"(.*\.)?norm_topk_prob": "true of models whose class doesn't ask",
+    r"(.*\.)?use_sliding_window": "false; Qwen3-VL has no window",
+    r"attn_output_gate|mamba_ssm_dtype|mtp_.*": "as Qwen3.5 has it; Qwen3-Next's class doesn't ask",
+    r"(attention|mlp)_bias": "false; Llama's class asks, Mistral's doesn't",
+    r"(.*\.)?(hidden_act|rope_local_base_freq|sliding_window_pattern)": "as published by Gemma",
 }
 
 # What a checkpoint becomes that is converted without its vision tower, or that llama.cpp treats
@@ -64,14 +72,21 @@ def expected_config(case: Case) -> Fields:
         text = config.get("text_config", config)
         config = text | {"architectures": [model_class], "model_type": model_type}
         config["dtype"] = "bfloat16"
+        if model_type == "qwen3_moe":
+            config["norm_topk_prob"] = True  # what Qwen3-VL-MoE always does
         for field in ONLY_MULTIMODAL.get(model_type, ()):
             config.pop(field, None)
             config["rope_parameters"].pop(field, None)
     text = config.get("text_config", config)
-    text.setdefault("head_dim", text["hidden_size"] // text["num_attention_heads"])
+    text["head_dim"] = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     if "mtp_num_hidden_layers" in text and not case.has_mtp:
         text["mtp_num_hidden_layers"] = 0
     config.pop("quantization_config", None)  # the output isn't quantized
+    # transformers saves other names than published files have, and reads both alike.
+    if "num_local_experts" in text and config["model_type"] != "mixtral":
+        text["num_experts"] = text.pop("num_local_experts")
+    if config["model_type"].startswith("qwen3_vl"):
+        config["vision_config"]["model_type"] = config["model_type"]
     return config
 
 

@@ -4,7 +4,6 @@ llama.cpp runs on the GGUF with all tensors decoded to F32; on quantized tensors
 the activations too, and differ from any checkpoint by that.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import gguf2st
@@ -28,13 +27,12 @@ PROMPT = (
 TOLERANCE = 0.05
 
 
-def one_per_folder() -> Iterator[Case]:
-    """The first model of each folder; all files of a folder hold the same model."""
-    folders = set()
-    for case in cases():
-        if case.folder not in folders:
-            folders.add(case.folder)
-            yield case
+def one_per_folder() -> list[Case]:
+    """The last model of each folder: all files of a folder hold the same model.
+
+    The last, because llama.cpp can't read every old form any more; those have longer names.
+    """
+    return list({case.folder: case for case in cases() if not (case.mmproj or case.mtp)}.values())
 
 
 @pytest.mark.parametrize("case", one_per_folder(), ids=str)

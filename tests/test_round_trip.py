@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import defaultdict
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def expected_tensors(case: Case) -> Tensors:
         tensors = {n: t for n, t in tensors.items() if not n.startswith("mtp.")}
     model_class = original_class(case)
     if model_class == "Qwen3_5MoeForConditionalGeneration":
-        _fuse_mtp_experts(tensors)
+        tensors = _fuse_experts(tensors)
     if case.mmproj is None:
         # Without its vision tower the model is the text model, whose decoder is `model`.
         tensors = {ROOTS.sub("model.", n): t for n, t in tensors.items() if not VISION.match(n)}
@@ -93,18 +94,27 @@ def _decode_nvfp4(tensors: Tensors) -> Tensors:
     return result
 
 
-def _fuse_mtp_experts(tensors: Tensors) -> None:
-    """Qwen3.5 stores MTP experts one by one, Qwen3.6 fused; the GGUF can't tell which it was."""
-    if "mtp.layers.0.mlp.experts.0.gate_proj.weight" not in tensors:
-        return
-    prefix = "mtp.layers.0.mlp.experts."
-    count = sum(name.startswith(prefix) for name in tensors) // 3
-    stacks = {
-        kind: torch.stack([tensors.pop(f"{prefix}{e}.{kind}_proj.weight") for e in range(count)])
-        for kind in ("gate", "up", "down")
-    }
-    tensors[f"{prefix}gate_up_proj"] = torch.cat([stacks["gate"], stacks["up"]], dim=1)
-    tensors[f"{prefix}down_proj"] = stacks["down"]
+def _fuse_experts(tensors: Tensors) -> Tensors:
+    """The trunk of published Qwen3.5 MoE models has fused experts, the MTP block fused ones or not.
+
+    transformers saves them one by one. A GGUF can't tell which it was.
+    """
+    result, stacks = {}, defaultdict(list)
+    for name, value in tensors.items():
+        found = re.fullmatch(r"(.*mlp\.experts\.)\d+\.(gate|up|down)_proj\.weight", name)
+        if found:
+            stacks[found[1], found[2]].append(value)
+        else:
+            result[name] = value
+    for prefix, kind in stacks:
+        experts = torch.stack(stacks[prefix, kind])
+        if kind == "down":
+            result[f"{prefix}down_proj"] = experts
+        elif kind == "gate":
+            result[f"{prefix}gate_up_proj"] = torch.cat(
+                [experts, torch.stack(stacks[prefix, "up"])], dim=1
+            )
+    return result
 
 
 def _as_qwen3_moe(tensors: Tensors) -> Tensors:

@@ -85,7 +85,7 @@ _CASED_LETTERS = (
 _CJK = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _EAST_ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _DEEPSEEK3 = _any(
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
     r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
 )
 _O200K_TAIL = _any(r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACE)

@@ -73,10 +73,10 @@ class OperationCall:
 def _fits(value: Any, annotation: str) -> bool:
     match annotation:
         case "int":
-            return isinstance(value, int)
+            return isinstance(value, int) and not isinstance(value, bool)
         case "float":
-            return isinstance(value, int | float)
+            return isinstance(value, int | float) and not isinstance(value, bool)
         case "list[int]":
-            return isinstance(value, list) and all(isinstance(item, int) for item in value)
+            return isinstance(value, list) and all(_fits(item, "int") for item in value)
         case _:
             return isinstance(value, Operation)

@@ -70,7 +70,7 @@ class TableError(UsageError):
     def __init__(self, name: str, problems: list[str]) -> None:
         self.problems = problems
         super().__init__(
-            f"the mapping table {name} has {len(problems)} problem(s): " + "; ".join(problems)
+            f"the mapping table {name} has {len(problems)} problem(s): {'; '.join(problems)}."
         )
 
 

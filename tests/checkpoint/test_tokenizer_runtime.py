@@ -1,13 +1,22 @@
 """The written tokenizers against llama.cpp's own, run on the same files."""
 
 import re
-import time
 import unicodedata
+from collections.abc import Iterator
 
 import pytest
 
-from gguf2st.checkpoint.tokenizer import build_tokenizer
-from tests.checkpoint.vocabularies import files, metadata, path, runtime, texts, tokenizer
+from tests.checkpoint.vocabularies import (
+    RuntimeVocabulary,
+    files,
+    metadata,
+    path,
+    runtime,
+    seconds,
+    texts,
+    tokenizer,
+    uncomposed,
+)
 
 SPACE = "\u2581"
 # Where llama.cpp is known to differ from the tokenizer that it imitates.
@@ -24,36 +33,33 @@ DECOMPOSING = ("bert-bge", "nomic-bert-moe")
 def comparable(name: str, text: str) -> bool:
     if name in DECOMPOSING:
         # Both take characters apart, llama.cpp by tables of one character each.
-        return unicodedata.normalize("NFKD", text) == text
+        # The original gives up on words of more than 100 characters.
+        return unicodedata.normalize("NFKD", text) == text and len(text) < 100
     return name not in KNOWN or not KNOWN[name].search(text)
 
 
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("smollm2", 800),
-        ("gemma3", 800),
-        ("llama-spm", 400),
-        ("phi-3", 400),
-        ("baichuan", 300),
-        ("gpt-neox", 300),
-        ("falcon", 200),
-        ("deepseek-coder", 200),
-        ("deepseek-llm", 200),
-        ("starcoder", 200),
-        ("llama-bpe", 200),
-        ("qwen2", 200),
-        ("qwen35", 200),
-        ("gemma-4", 200),
+        ("smollm2", 600),
+        ("gemma3", 600),
+        ("llama-spm", 300),
+        ("phi-3", 300),
+        ("baichuan", 200),
+        ("gpt-neox", 200),
+        ("deepseek-coder", 100),
+        ("deepseek-llm", 100),
+        ("llama-bpe", 100),
+        ("qwen35", 100),
+        ("gemma-4", 100),
         ("bert-bge", 300),
-        ("nomic-bert-moe", 300),
+        ("nomic-bert-moe", 200),
     ],
 )
 def test_ids_are_those_of_llama_cpp(name: str, count: int) -> None:
-    written = tokenizer(name, composed=False)
     added = [token["content"] for token in files(name).tokenizer_json["added_tokens"]]
     compared, wrong = 0, []
-    with runtime(path(name)) as original:
+    with runtime(path(name)) as original, uncomposed(name) as written:
         for text in texts(count, added[:60]):
             if not comparable(name, text):
                 continue
@@ -67,28 +73,31 @@ def test_ids_are_those_of_llama_cpp(name: str, count: int) -> None:
     assert compared > count
 
 
-def test_each_token_of_gemma_is_found_by_its_own_text() -> None:
+@pytest.fixture(scope="module")
+def gemma() -> Iterator[RuntimeVocabulary]:
+    with runtime(path("gemma3")) as vocabulary:
+        yield vocabulary
+
+
+def test_each_token_of_gemma_is_found_by_its_own_text(gemma: RuntimeVocabulary) -> None:
     """All kinds: control, user-defined, runs of spaces and of line ends, single letters, words."""
     tokens = metadata("gemma3")["tokenizer.ggml.tokens"]
-    chosen = range(0, len(tokens), 61)
-    written = tokenizer("gemma3")
-    with runtime(path("gemma3")) as original:
-        for token in (*range(110, 175), *chosen):
-            text = tokens[token].replace(SPACE, " ")
-            assert written.encode(text).ids == original.tokenize(text, True)
+    for token in (*range(110, 175), *range(0, len(tokens), 97)):
+        text = tokens[token].replace(SPACE, " ")
+        assert tokenizer("gemma3").encode(text).ids == gemma.tokenize(text, True)
 
 
-def test_gemmas_runs_of_spaces_are_spelled_as_before_conversion() -> None:
-    spelled = tokenizer("gemma3").get_vocab()
+def test_gemmas_runs_of_spaces_are_spelled_as_before_conversion(gemma: RuntimeVocabulary) -> None:
     assert metadata("gemma3")["tokenizer.ggml.tokens"][140] == "    "
+    spelled = files("gemma3").tokenizer_json["model"]["vocab"]
     assert spelled[SPACE * 4] == 140
-    assert not any(text.isspace() and text.strip("\n\t") for text in spelled)
-    with runtime(path("gemma3")) as original:
-        for length in range(1, 100):
-            text = "x" + " " * length + "y"
-            found = tokenizer("gemma3").encode(text, add_special_tokens=False)
-            assert found.ids == original.tokenize(text, False)
-            assert tokenizer("gemma3").decode(found.ids) == text
+    assert "    " not in spelled
+    written = tokenizer("gemma3")
+    for length in range(1, 100):
+        text = "x" + " " * length + "y"
+        ids = written.encode(text, add_special_tokens=False).ids
+        assert ids == gemma.tokenize(text, False)
+        assert written.decode(ids) == text
 
 
 def test_decoding_gives_the_text_back() -> None:
@@ -100,11 +109,8 @@ def test_decoding_gives_the_text_back() -> None:
 
 
 def test_a_large_vocabulary_is_built_in_seconds() -> None:
-    content = dict(metadata("gemma3"))
-    start = time.process_time()
-    built = build_tokenizer(content, vocab_size=262144, max_length=None)
-    assert time.process_time() - start < 10  # 3 s, on a busy machine
-    assert len(built.tokenizer_json["model"]["vocab"]) == 262144
+    assert len(files("gemma3").tokenizer_json["model"]["vocab"]) == 262144
+    assert seconds["gemma3"] < 12  # 3 s where nothing else runs
 
 
 def test_merges_from_scores_are_those_of_transformers() -> None:

@@ -13,7 +13,14 @@ from functools import cache
 
 import pytest
 
-from tests.checkpoint.vocabularies import WITH_VECTORS, files, metadata, models, tokenizer
+from tests.checkpoint.vocabularies import (
+    WITH_VECTORS,
+    files,
+    metadata,
+    models,
+    tokenizer,
+    uncomposed,
+)
 from tests.oracles.llama_cpp_source import llama_cpp_source
 
 COMPOSING = ("command-r", "mpt", "qwen2", "qwen35")
@@ -36,12 +43,12 @@ def vectors(name: str) -> list[tuple[str, list[int]]]:
 
 @pytest.mark.parametrize("name", WITH_VECTORS)
 def test_ids_are_those_of_the_vectors(name: str) -> None:
-    written = tokenizer(name, composed=False)
-    wrong = [
-        (text, expected, found)
-        for text, expected in vectors(name)
-        if (found := written.encode(text, add_special_tokens=False).ids) != expected
-    ]
+    with uncomposed(name) as written:
+        wrong = [
+            (text, expected, found)
+            for text, expected in vectors(name)
+            if (found := written.encode(text, add_special_tokens=False).ids) != expected
+        ]
     assert not wrong
 
 
@@ -83,7 +90,7 @@ def test_the_converter_recognises_the_tokenizer(name: str) -> None:
 
 def test_no_slot_of_padding_is_written() -> None:
     for name, size in (("qwen2", 151646), ("phi-3", 32011), ("command-r", 255029), ("mpt", 50277)):
-        texts = tokenizer(name).get_vocab()
+        texts = files(name).tokenizer_json["model"]["vocab"]
         assert len(texts) == size
         assert max(texts.values()) == size - 1
         assert not any(text.startswith("[PAD") for text in texts)

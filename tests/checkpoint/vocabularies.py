@@ -3,6 +3,7 @@
 import ctypes
 import json
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -18,9 +19,22 @@ from tests.oracles.llama_cpp_source import llama_cpp_source
 
 # The vocabularies of llama.cpp's source that come with test vectors.
 WITH_VECTORS = (
-    "bert-bge command-r deepseek-coder deepseek-llm falcon gemma-4 gpt-2 llama-bpe llama-spm mpt "
-    "phi-3 qwen2 qwen35 refact starcoder"
-).split()
+    "bert-bge",
+    "command-r",
+    "deepseek-coder",
+    "deepseek-llm",
+    "falcon",
+    "gemma-4",
+    "gpt-2",
+    "llama-bpe",
+    "llama-spm",
+    "mpt",
+    "phi-3",
+    "qwen2",
+    "qwen35",
+    "refact",
+    "starcoder",
+)
 _REAL = {"smollm2": real_models.smollm2, "gemma3": real_models.gemma3_270m}
 
 
@@ -36,19 +50,35 @@ def metadata(name: str) -> Mapping[str, Any]:
     return GgufFile(path(name)).metadata
 
 
+seconds: dict[str, float] = {}  # processor time that building took
+
+
 @cache
 def files(name: str) -> TokenizerFiles:
     """Treat as read-only: it is built once."""
-    return build_tokenizer(metadata(name), vocab_size=None, max_length=1024)
+    content = metadata(name)
+    start = time.process_time()
+    built = build_tokenizer(content, vocab_size=None, max_length=1024)
+    seconds[name] = time.process_time() - start
+    return built
 
 
 @cache
-def tokenizer(name: str, composed: bool = True) -> Tokenizer:
+def tokenizer(name: str) -> Tokenizer:
     """The written tokenizer, as the tokenizers library reads it; read-only."""
-    content = dict(files(name).tokenizer_json)
-    if not composed and content["normalizer"] == {"type": "NFC"}:
-        content["normalizer"] = None
-    return load(content)
+    return load(files(name).tokenizer_json)
+
+
+@contextmanager
+def uncomposed(name: str) -> Iterator[Tokenizer]:
+    """The same without Unicode composition, which llama.cpp doesn't do."""
+    written = tokenizer(name)
+    normalizer = written.normalizer
+    if files(name).tokenizer_json["normalizer"] == {"type": "NFC"}:
+        written.normalizer = None
+    yield written
+    if normalizer is not None:
+        written.normalizer = normalizer
 
 
 def load(content: Mapping[str, Any]) -> Tokenizer:
@@ -100,16 +130,16 @@ def runtime(file: Path) -> Iterator[RuntimeVocabulary]:
         vocabulary.close()
 
 
-_WORDS = (
-    "Hello world the quick BROWN foxJumps 's 'S don't I'LL we'Ve r\u00e9sum\u00e9 na\u00efve "
-    "Stra\u00dfe \u0391\u0392\u0393 \u03b4\u03bf\u03ba\u03b9\u03bc\u03ae "
-    "\u041f\u0440\u0438\u0432\u0435\u0442 \u4f60\u597d\u4e16\u754c "
-    "\u65e5\u672c\u8a9e\u30c6\u30b9\u30c8 \ud55c\uad6d\uc5b4 "
-    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0e44\u0e17\u0e22 \u05e2\u05d1\u05e8\u05d9\u05ea "
-    "\u0627\u0644\u0639\u0631\u0628\u064a\u0629 3.14159 1234567 12 007 \u00bd \u00b2 \u2167 "
-    "x_y foo.bar() === != -> /path/to C++ #tag @me $5 \u20ac9 \u2026 \u2014 "
-    '\u201cquote\u201d "q" `code` ``` \U0001f999 \u2764\ufe0f e\u0301'
-).split()
+_SENTENCES = (
+    "Hello world the quick BROWN foxJumps 's 'S don't I'LL we'Ve r\u00e9sum\u00e9 na\u00efve",
+    "Stra\u00dfe \u0391\u0392\u0393 \u03b4\u03bf\u03ba\u03b9\u03bc\u03ae \u041f\u0440\u0438\u0432\u0435\u0442",
+    "\u4f60\u597d\u4e16\u754c \u65e5\u672c\u8a9e\u30c6\u30b9\u30c8 \ud55c\uad6d\uc5b4",
+    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0e44\u0e17\u0e22 \u05e2\u05d1\u05e8\u05d9\u05ea",
+    "\u0627\u0644\u0639\u0631\u0628\u064a\u0629 3.14159 1234567 12 007 \u00bd \u00b2 \u2167",
+    "x_y foo.bar() === != -> /path/to C++ #tag @me $5 \u20ac9 \u2026 \u2014",
+    '\u201cquote\u201d "q" `code` ``` \U0001f999 \u2764\ufe0f e\u0301',
+)
+_WORDS = [word for sentence in _SENTENCES for word in sentence.split()]
 _SPACES = ["", " ", "  ", "    ", "\t", "\n", "\n\n", "\r\n", " \n", "\t\t", "\u00a0", "\u3000"]
 _SCRIPTS = (
     (0x20, 0x7E),

@@ -63,7 +63,6 @@ class Result:
     answers: list[Answer] = field(default_factory=list)
     classes: dict[str, str] = field(default_factory=dict)  # of the model, tokenizer and processor
     loading: dict[str, list[str]] = field(default_factory=dict)  # keys that don't match the model
-    drafts: int = 0  # tokens that an MTP head proposed
     error: str | None = None
     seconds: float = 0.0
 

@@ -40,8 +40,7 @@ def run(job: Job) -> Result:
             "model": llm.llm_engine.model_config.architecture,
             "tokenizer": type(llm.get_tokenizer()).__name__,
         }
-        seconds = time.monotonic() - started
-        return Result(job.name, answers, classes, drafts=count_drafts(llm), seconds=seconds)
+        return Result(job.name, answers, classes, seconds=time.monotonic() - started)
     finally:
         del llm
         gc.collect()
@@ -76,14 +75,6 @@ def continue_prompt(llm: Any, prompt: Prompt, new_tokens: int) -> Answer:
         ],
         text=completion.text,
     )
-
-
-def count_drafts(llm: Any) -> int:
-    """Count the tokens that the model's MTP head has proposed, if it is used and counted."""
-    if not llm.llm_engine.log_stats:
-        return 0
-    name = "vllm:spec_decode_num_draft_tokens"
-    return sum(int(metric.value) for metric in llm.get_metrics() if metric.name == name)
 
 
 def with_data_urls(message: dict[str, Any]) -> dict[str, Any]:

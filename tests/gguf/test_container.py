@@ -160,7 +160,9 @@ def test_fixtures(path):
 def test_values_of_a_big_endian_file(tmp_path):
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     path = write_gguf(tmp_path / "a.gguf", {}, {"w": values}, endianess=GGUFEndian.BIG)
-    assert GgufFile(path).tensors["w"].read_rows(1, 2).tobytes() == values[1].astype(">f4").tobytes()
+    assert (
+        GgufFile(path).tensors["w"].read_rows(1, 2).tobytes() == values[1].astype(">f4").tobytes()
+    )
 
 
 def test_some_rows(tmp_path):
@@ -199,7 +201,9 @@ def test_arrays_stay_packed_until_asked_for(tmp_path):
     count = 100_000
     items = b"".join(string(f"token{number}") for number in range(count))
     path = tmp_path / "a.gguf"
-    path.write_bytes(craft([array_key("tokens", 8, count, items), text_key("template", "x" * count)]))
+    path.write_bytes(
+        craft([array_key("tokens", 8, count, items), text_key("template", "x" * count)])
+    )
     tracemalloc.start()
     try:
         file = GgufFile(path)
@@ -534,6 +538,7 @@ def test_paths_that_can_not_be_opened(tmp_path):
         secret: "Permission denied",
         fifo: "isn't a regular file",
     }
+    for path, words in paths.items():
         with (
             ordinary_user() if path == secret else contextlib.nullcontext(),
             pytest.raises(InputError) as caught,

@@ -178,7 +178,7 @@ def test_every_operation_has_a_case():
     assert named == {name for name in Operation.registry if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0, Kind.BF16], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0], ids=lambda kind: kind.name)
 @pytest.mark.parametrize(("call", "shapes", "in_torch", "packed"), CASES, ids=IDS)
 def test_operations(tmp_path, call, shapes, in_torch, packed, kind):
     views, values = views_of(tmp_path / "a.gguf", inputs(call, shapes), kind)
@@ -198,7 +198,7 @@ def check_pieces(view):
     """Reading pieces of any size is reading it at once."""
     rows = int(np.prod(view.shape[:-1]))
     complete = view.read(0, rows)
-    for size in {1, 2, 3, 5, 7, rows - 1, rows} - {0}:
+    for size in {1, 5, rows - 1} - {0}:
         pieces = [view.read(start, min(rows, start + size)) for start in range(0, rows, size)]
         np.testing.assert_array_equal(np.concatenate(pieces), complete)
 
@@ -497,6 +497,9 @@ def test_calls_that_are_refused(source):
         "add('1')",
         "add([1])",
         "add(None)",
+        "add(True)",
+        "rope_unpermute(True)",
+        "split(0, [True])",
         "rope_unpermute(1.5)",
         "rope_unpermute('heads')",
         "split(0, 3)",

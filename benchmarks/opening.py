@@ -1,0 +1,171 @@
+"""Time and memory of opening a GGUF, beside gguf-py's GGUFReader.
+
+    python benchmarks/opening.py                      a synthetic file with 262,144 tokens
+    python benchmarks/opening.py model.gguf           a file of your own
+    python benchmarks/opening.py --rounds 20 --json results.json
+
+Each round opens the file once with each reader, in turn and each time in a fresh process, so that
+a slow moment of the machine hits both. Only the opening is timed, not the start of Python and the
+imports. "and tokens" also reads the vocabulary, which gguf2st decodes on demand.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TOKENS = 262_144
+
+MEASURED = """
+import json, os, pathlib, resource, sys, time
+
+def resident():
+    # VmHWM belongs to this process alone; ru_maxrss would include what its parent had before exec.
+    status = pathlib.Path("/proc/self/status")
+    if status.exists():
+        lines = status.read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+{imports}
+path = sys.argv[1]
+before = resident()
+wall, cpu = time.perf_counter(), time.process_time()
+{action}
+wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+print(json.dumps(dict(wall=wall, cpu=cpu, peak=resident(), added=resident() - before, seen=seen)))
+"""
+
+READERS = {
+    "gguf2st": (
+        "from gguf2st.gguf import GgufFile",
+        "file = GgufFile(path)\nseen = len(file.tensors)",
+    ),
+    "gguf2st and tokens": (
+        "from gguf2st.gguf import GgufFile",
+        "file = GgufFile(path)\nseen = len(file.metadata['tokenizer.ggml.tokens'])",
+    ),
+    "gguf-py": (
+        "from gguf import GGUFReader",
+        "file = GGUFReader(path)\nseen = len(file.tensors)",
+    ),
+    "gguf-py and tokens": (
+        "from gguf import GGUFReader",
+        "file = GGUFReader(path)\nseen = len(file.fields['tokenizer.ggml.tokens'].contents())",
+    ),
+}
+PAIRS = (("gguf2st", "gguf-py"), ("gguf2st and tokens", "gguf-py and tokens"))
+UNITS = {"wall": ("ms", 1e3), "cpu": ("ms", 1e3), "peak": ("MB", 1e-6), "added": ("MB", 1e-6)}
+
+
+def write_synthetic(path: Path) -> None:
+    """The keys of a model with a large vocabulary, and a few small tensors."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "gemma3")
+    writer.add_uint32("gemma3.block_count", 18)
+    writer.add_array("tokenizer.ggml.tokens", [f"token{number}" for number in range(TOKENS)])
+    writer.add_array("tokenizer.ggml.scores", [-float(number) for number in range(TOKENS)])
+    writer.add_array("tokenizer.ggml.token_type", [1] * TOKENS)
+    for number in range(200):
+        writer.add_tensor(f"blk.{number}.weight", np.zeros((8, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def measure(reader: str, path: Path) -> dict[str, float]:
+    imports, action = READERS[reader]
+    script = MEASURED.replace("{imports}", imports).replace("{action}", action)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    return json.loads(done.stdout)
+
+
+def compare(path: Path, rounds: int) -> dict[str, Any]:
+    runs: dict[str, list[dict[str, float]]] = {reader: [] for reader in READERS}
+    for number in range(rounds + 1):
+        for reader in READERS if number % 2 else reversed(READERS):
+            measured = measure(reader, path)
+            if number:  # the first round only brings the file and the code into the page cache
+                runs[reader].append(measured)
+    for ours, theirs in PAIRS:
+        if runs[ours][0]["seen"] != runs[theirs][0]["seen"]:
+            raise SystemExit(f"{ours} and {theirs} don't see the same in {path}.")
+    medians = {
+        reader: {what: statistics.median(run[what] for run in found) for what in UNITS}
+        for reader, found in runs.items()
+    }
+    ratios = {
+        ours: {
+            what: statistics.median(
+                their[what] / our[what] if our[what] else float("inf")
+                for our, their in zip(runs[ours], runs[theirs], strict=True)
+            )
+            for what in UNITS
+        }
+        for ours, theirs in PAIRS
+    }
+    return {
+        "file": path.name,
+        "file_bytes": path.stat().st_size,
+        "rounds": rounds,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        "gguf-py": version("gguf"),
+        "medians": medians,
+        "ratios": ratios,
+        "runs": runs,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    print(f"{result['file']} ({result['file_bytes'] / 1e6:.0f} MB), median of {result['rounds']}:")
+    heading = "".join(f"{f'{what}, {unit}':>12}" for what, (unit, _) in UNITS.items())
+    print(f"{'':22}{heading}")
+    for reader, found in result["medians"].items():
+        row = "".join(f"{found[what] * scale:12.1f}" for what, (_, scale) in UNITS.items())
+        print(f"{reader:22}{row}")
+    for (ours, theirs), found in zip(PAIRS, result["ratios"].values(), strict=True):
+        row = "".join(f"{f'{found[what]:.1f}x':>12}" for what in UNITS)
+        print(f"{f'{theirs.split()[0]} / {ours}':22.22}{row}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", nargs="?", type=Path, help="default: a synthetic file")
+    parser.add_argument("--rounds", type=int, default=7, help="default: 7")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all runs to a file")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        path = arguments.file
+        if path is None:
+            path = Path(scratch) / "synthetic.gguf"
+            write_synthetic(path)
+        result = compare(path, arguments.rounds)
+    show(result)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
