@@ -51,7 +51,7 @@ def build_documents(
         documents.differences += differences
     documents.texts["config.json"] = documents.as_json(config)
     _add_tokenizer(documents, resolution, config, tokenizer_from)
-    generation = generation_config(resolution.model.metadata)
+    generation = generation_config(resolution.model.metadata, warnings=documents.warnings)
     documents.texts["generation_config.json"] = documents.as_json(generation)
     for name, content in build_processor_files(resolution).items():
         documents.texts[name] = documents.as_json(content)
@@ -91,7 +91,7 @@ def _add_tokenizer(
 
 
 def _add_chat_templates(documents: Documents, resolution: Resolution) -> None:
-    templates = chat_templates(resolution.model.metadata)
+    templates = chat_templates(resolution.model.metadata, warnings=documents.warnings)
     documents.texts |= templates
     if not templates:
         documents.warnings.append(

@@ -92,6 +92,9 @@ def unigram(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Pipeline:
             f"{ANOTHER_TOKENIZER}."
         )
     texts = _name_sentinels(metadata, vocabulary)
+    for token in vocabulary.absent:
+        if not texts[token].isprintable() or not texts[token]:
+            texts[token] = f"[NONE{token}]"  # empty or not UTF-8
     # The place in the list is the id: slots in the middle have to stay, at the end they can go.
     while texts and len(texts) - 1 in vocabulary.absent and texts[-1].startswith("[PAD"):
         texts.pop()
@@ -239,7 +242,12 @@ def _character_map(metadata: Mapping[str, Any]) -> Json | None:
     value = metadata.get(key)
     if value is None:
         return None
-    if not isinstance(value, np.ndarray) or value.dtype.itemsize != 1 or len(value) < 5:
-        raise InputError(f"The key {key} must hold an array of bytes; {ANOTHER_TOKENIZER}.")
-    encoded = base64.b64encode(value.tobytes()).decode("ascii")
+    content = value.tobytes() if isinstance(value, np.ndarray) and value.itemsize == 1 else b""
+    # A table of the stated size, then the texts that it points into: the same check as llama.cpp's.
+    if len(content) < 4 or int.from_bytes(content[:4], "little") + 4 >= len(content):
+        raise InputError(
+            f"The key {key} doesn't hold a character map of SentencePiece; the file is damaged, "
+            f"{ANOTHER_TOKENIZER}."
+        )
+    encoded = base64.b64encode(content).decode("ascii")
     return {"type": "Precompiled", "precompiled_charsmap": encoded}

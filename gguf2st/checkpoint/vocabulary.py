@@ -142,9 +142,7 @@ def read_vocabulary(metadata: Mapping[str, Any], warnings: list[str]) -> Vocabul
     for token, text in enumerate(tokens):
         if types[token] == TokenType.NORMAL and text in TURN_ENDS:
             types[token] = TokenType.CONTROL
-            warnings.append(
-                f"The token {token} {text!r} is marked as text; it is taken as control."
-            )
+            warnings.append(f"token {token} {text!r} is marked as text; it is taken as control")
     return Vocabulary(model, tokens, types, _scores(metadata, len(tokens)), absent, roles)
 
 

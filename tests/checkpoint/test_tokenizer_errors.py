@@ -25,6 +25,12 @@ def changed(base, **keys):
 NAN = scored()[PREFIX + "scores"].copy()
 NAN[5] = np.nan
 TWICE = changed(byte_pair(), tokens=[*byte_pair()[PREFIX + "tokens"][:-1], "he"])
+UNIGRAM = changed(
+    byte_pair(("<unk>", CONTROL)),
+    model="t5",
+    unknown_token_id=260,
+    scores=np.zeros(261, np.float32),
+)
 DAMAGED = {
     "no tokenizer": ({}, "tokenizer.ggml.model is missing"),
     "model is a number": (changed(byte_pair(), model=3), "tokenizer.ggml.model is missing"),
@@ -71,6 +77,18 @@ DAMAGED = {
     "unigram without scores": (
         changed(byte_pair(("<unk>", CONTROL)), model="t5", unknown_token_id=260),
         "has no tokenizer.ggml.scores",
+    ),
+    "character map is short": (
+        changed(UNIGRAM, precompiled_charsmap=np.zeros(3, np.uint8)),
+        "precompiled_charsmap doesn't hold a character map",
+    ),
+    "character map points beyond": (
+        changed(UNIGRAM, precompiled_charsmap=np.full(64, 255, np.uint8)),
+        "precompiled_charsmap doesn't hold a character map",
+    ),
+    "character map is a text": (
+        changed(UNIGRAM, precompiled_charsmap="abc"),
+        "precompiled_charsmap doesn't hold a character map",
     ),
     "tokenizer.json is none": (
         byte_pair() | {"tokenizer.huggingface.json": "{"},

@@ -225,6 +225,17 @@ def test_unigram_with_sentinels() -> None:
     assert len(vocabulary) == 106
 
 
+def test_a_unigram_token_that_is_not_utf8_keeps_its_place() -> None:
+    metadata = {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": ["<pad>", "</s>", "<unk>", "\udcff", "", "hello"],
+        "tokenizer.ggml.token_type": np.array([3, 3, 2, 1, 1, 1], np.int32),
+        "tokenizer.ggml.scores": np.zeros(6, np.float32),
+    }
+    vocabulary = build(metadata).tokenizer_json["model"]["vocab"]
+    assert [text for text, _ in vocabulary[3:]] == ["[NONE3]", "[NONE4]", "hello"]
+
+
 def test_a_tokenizer_json_in_the_file_is_written_as_it_is() -> None:
     original = build(byte_pair(("<|end|>", CONTROL), ("<think>", USER_DEFINED))).tokenizer_json
     original = json.loads(json.dumps(original | {"normalizer": {"type": "Lowercase"}}))

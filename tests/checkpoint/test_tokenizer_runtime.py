@@ -19,14 +19,8 @@ from tests.checkpoint.vocabularies import (
 )
 
 SPACE = "\u2581"
-# Where llama.cpp is known to differ from the tokenizer that it imitates.
-KNOWN = {
-    # Its \s is that of C++, and it maps other white space to U+000B beforehand.
-    "deepseek-llm": re.compile(r"[^\S\x00-\x7f]"),
-    "deepseek-coder": re.compile(r"[^\S\x00-\x7f]"),
-    # A special token that swallows white space swallows that of ASCII only.
-    "phi-3": re.compile(r">\s*[^\S\x00-\x7f]"),
-}
+# A special token that swallows white space swallows that of ASCII only in llama.cpp.
+OTHER_SPACE_AFTER_SPECIAL = re.compile(r">\s*[^\S\x00-\x7f]")
 DECOMPOSING = ("bert-bge", "nomic-bert-moe")
 
 
@@ -35,25 +29,19 @@ def comparable(name: str, text: str) -> bool:
         # Both take characters apart, llama.cpp by tables of one character each.
         # The original gives up on words of more than 100 characters.
         return unicodedata.normalize("NFKD", text) == text and len(text) < 100
-    return name not in KNOWN or not KNOWN[name].search(text)
+    return name != "phi-3" or not OTHER_SPACE_AFTER_SPECIAL.search(text)
 
 
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("smollm2", 600),
-        ("gemma3", 600),
+        ("smollm2", 500),
+        ("gemma3", 400),
         ("llama-spm", 300),
         ("phi-3", 300),
         ("baichuan", 200),
-        ("gpt-neox", 200),
-        ("deepseek-coder", 100),
-        ("deepseek-llm", 100),
-        ("llama-bpe", 100),
-        ("qwen35", 100),
-        ("gemma-4", 100),
         ("bert-bge", 300),
-        ("nomic-bert-moe", 200),
+        ("nomic-bert-moe", 150),
     ],
 )
 def test_ids_are_those_of_llama_cpp(name: str, count: int) -> None:
