@@ -21,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 
 TOKENS = 262_144
@@ -69,8 +70,6 @@ UNITS = {"wall": ("ms", 1e3), "cpu": ("ms", 1e3), "peak": ("MB", 1e-6), "added":
 
 def write_synthetic(path: Path) -> None:
     """The keys of a model with a large vocabulary, and a few small tensors."""
-    import gguf
-
     writer = gguf.GGUFWriter(path, "gemma3")
     writer.add_uint32("gemma3.block_count", 18)
     writer.add_array("tokenizer.ggml.tokens", [f"token{number}" for number in range(TOKENS)])
@@ -152,7 +151,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", nargs="?", type=Path, help="default: a synthetic file")
-    parser.add_argument("--rounds", type=int, default=7, help="default: 7")
+    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all runs to a file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

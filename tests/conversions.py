@@ -1,6 +1,7 @@
 """The models that the fixtures make up, and their conversions: each is run once per process."""
 
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,8 @@ import gguf2st
 from tests.oracles.inverse import File
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+# Written as float32 whatever the output format: engines compute with them in float32.
+KEPT_FLOAT32 = ("linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm.weight")
 _OUTPUTS = tempfile.TemporaryDirectory(prefix="gguf2st-")
 
 
@@ -48,6 +51,14 @@ def cases() -> tuple[Case, ...]:
                 if not model.has_mtp:
                     found.append(_with(model, mtp=draft, exact=model.exact and exact, has_mtp=True))
     return tuple(found)
+
+
+def one_per_folder(among: Iterable[Case]) -> list[Case]:
+    """The last model of each folder, without mmproj: all of a folder hold the same model.
+
+    The last, because llama.cpp can't read every old form any more; those have longer names.
+    """
+    return list({case.folder: case for case in among if not (case.mmproj or case.mtp)}.values())
 
 
 def _with(case: Case, **changes: object) -> Case:

@@ -3,11 +3,8 @@
 import pytest
 import torch
 
-from tests.conversions import Case, cases, converted, load
+from tests.conversions import KEPT_FLOAT32, Case, cases, converted, load
 from tests.oracles import inverse
-
-# Written as float32: engines compute with them in float32.
-KEPT_FLOAT32 = ("linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm.weight")
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)

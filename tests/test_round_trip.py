@@ -3,15 +3,21 @@
 import json
 import re
 from collections import defaultdict
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from tests.conversions import Case, cases, converted, load
+import gguf2st
+from tests.conversions import KEPT_FLOAT32, Case, cases, converted, load, one_per_folder
+from tests.oracles.gguf_rewrite import Tensor, rewrite_all
 from tests.oracles.inverse import File
 from tests.oracles.originals import original_state_dict
 
-Tensors = dict[str, torch.Tensor]
+Weights = dict[str, torch.Tensor]
 
 # By the class that the original's config.json names: every family that has a mapping table.
 FAMILIES = {
@@ -34,10 +40,12 @@ FAMILIES = {
 EXACT = [case for case in cases() if case.exact]
 
 VISION = re.compile(r"model\.visual\.|vision_tower\.|multi_modal_projector\.")
+BF16 = 30  # enum ggml_type
+# The converter joins the experts of architectures that have FFN_GATE_UP_EXP (gguf-py's constants).
+JOINED_EXPERTS = ("qwen3next", "qwen35moe")
 # SigLIP's pooling head takes no part in Gemma 3; the converter leaves it out (gemma.py).
 UNUSED = re.compile(r"vision_tower\.(vision_model\.)?head\.")
 ROOTS = re.compile(r"model\.language_model\.|language_model\.model\.")
-KEPT_FLOAT32 = ("linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm.weight")
 
 
 @pytest.mark.parametrize("case", EXACT, ids=str)
@@ -62,7 +70,7 @@ def comes_back(name: str, written: torch.Tensor, original: torch.Tensor) -> bool
     return torch.equal(written.float(), original.float())
 
 
-def expected_tensors(case: Case) -> Tensors:
+def expected_tensors(case: Case) -> Weights:
     """The original tensors that the files of a case hold, under the names they should get."""
     tensors = _decode_nvfp4(original_state_dict(case.folder))
     tensors = {n: t for n, t in tensors.items() if not UNUSED.match(n)}
@@ -79,7 +87,7 @@ def expected_tensors(case: Case) -> Tensors:
     return tensors
 
 
-def _decode_nvfp4(tensors: Tensors) -> Tensors:
+def _decode_nvfp4(tensors: Weights) -> Weights:
     """ModelOpt's packed weights as numbers: sign, 2 bits of exponent and 1 of mantissa each."""
     numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     result = {}
@@ -94,7 +102,7 @@ def _decode_nvfp4(tensors: Tensors) -> Tensors:
     return result
 
 
-def _fuse_experts(tensors: Tensors) -> Tensors:
+def _fuse_experts(tensors: Weights) -> Weights:
     """The trunk of published Qwen3.5 MoE models has fused experts, the MTP block fused ones or not.
 
     transformers saves them one by one. A GGUF can't tell which it was.
@@ -117,7 +125,7 @@ def _fuse_experts(tensors: Tensors) -> Tensors:
     return result
 
 
-def _as_qwen3_moe(tensors: Tensors) -> Tensors:
+def _as_qwen3_moe(tensors: Weights) -> Weights:
     """The text part of Qwen3-VL-MoE is Qwen3-MoE, whose experts are stored one by one."""
     result = {}
     for name, value in tensors.items():
@@ -133,6 +141,70 @@ def _as_qwen3_moe(tensors: Tensors) -> Tensors:
         if not module.endswith("mlp.experts"):
             result[name] = value
     return result
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in one_per_folder(EXACT) if "NVFP4" not in File(case.model).kinds.values()],
+    ids=str,
+)
+def test_tensors_joined_by_the_converter_are_taken_apart(case: Case, tmp_path: Path) -> None:
+    """The converter's --fuse-qkv and --fuse-gate-up-exps, for every family."""
+    joined = tmp_path / "joined.gguf"
+    architecture = File(case.model).key("general.architecture")
+    rewrite_all(case.model, joined, partial(join, architecture in JOINED_EXPERTS))
+    gguf2st.convert(joined, tmp_path / "converted")
+    written, expected = load(tmp_path / "converted"), load(converted(case))
+    assert written.keys() == expected.keys()
+    assert not [name for name in expected if not torch.equal(written[name], expected[name])]
+
+
+def test_qwen3_next_files_of_2025_keep_the_fused_projection(tmp_path: Path) -> None:
+    """Before attn_qkv and attn_gate there was ssm_in: the checkpoint's in_proj_qkvz as it is."""
+    (case,) = (case for case in one_per_folder(EXACT) if case.folder.name == "qwen3next-small")
+    originals = original_state_dict(case.folder)
+
+    def use_ssm_in(tensors: list[Tensor]) -> list[Tensor]:
+        blocks = {t.name.removesuffix("ssm_out.weight") for t in tensors if "ssm_out" in t.name}
+        taken = {
+            block + leaf for block in blocks for leaf in ("attn_qkv.weight", "attn_gate.weight")
+        }
+        result = [tensor for tensor in tensors if tensor.name not in taken]
+        for block in blocks:
+            number = block.split(".")[1]
+            fused = originals[f"model.layers.{number}.linear_attn.in_proj_qkvz.weight"]
+            data = fused.view(torch.int16).numpy().tobytes()
+            result.append(Tensor(f"{block}ssm_in.weight", fused.shape[::-1], BF16, data))
+        return result
+
+    rewrite_all(case.model, tmp_path / "old.gguf", use_ssm_in)
+    gguf2st.convert(tmp_path / "old.gguf", tmp_path / "converted")
+    written, expected = load(tmp_path / "converted"), load(converted(case))
+    assert written.keys() == expected.keys()
+    assert not [name for name in expected if not torch.equal(written[name], expected[name])]
+
+
+def join(join_experts: bool, tensors: list[Tensor]) -> list[Tensor]:
+    by_name = {tensor.name: tensor for tensor in tensors}
+    for name in list(by_name):
+        stem, _, kind = name.rpartition(".")
+        if stem.endswith(".attn_q"):
+            parts = [by_name.pop(f"{stem[:-1]}{letter}.{kind}") for letter in "qkv"]
+            rows = [part.shape[-1] for part in parts]
+            by_name[f"{stem}kv.{kind}"] = replace(
+                parts[0],
+                name=f"{stem}kv.{kind}",
+                shape=(*parts[0].shape[:-1], sum(rows)),
+                data=b"".join(part.data for part in parts),
+            )
+        elif stem.endswith(".ffn_gate_exps") and join_experts:
+            joined = name.replace("gate", "gate_up")
+            gate, up = by_name.pop(name), by_name.pop(name.replace("gate", "up"))
+            width, rows, count = gate.shape
+            halves = [np.frombuffer(part.data, np.uint8).reshape(count, -1) for part in (gate, up)]
+            data = np.concatenate(halves, axis=1).tobytes()
+            by_name[joined] = replace(gate, name=joined, shape=(width, 2 * rows, count), data=data)
+    return list(by_name.values())
 
 
 def original_class(case: Case) -> str:

@@ -306,6 +306,13 @@ def test_the_budget_takes_less_than_a_second():
     assert time.process_time() - started < 1
 
 
+def test_functions_of_the_caller_are_called_a_few_thousand_times_at_most():
+    calls = []
+    with pytest.raises(ExpressionError, match="steps"):
+        Expression("[slow() for i in range(99999)]").evaluate({"slow": lambda: calls.append(1)})
+    assert 500 < len(calls) < 3000
+
+
 # --- templates --------------------------------------------------------------------------------
 
 

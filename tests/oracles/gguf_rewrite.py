@@ -65,10 +65,19 @@ def quantize(source: str | Path, target: str | Path, type_name: str) -> None:
 
 def rewrite(source: str | Path, target: str | Path, change: Callable[[Tensor], Tensor]) -> None:
     """Copy the keys of a little-endian GGUF file as they are, and its tensors through `change`."""
+    rewrite_all(source, target, lambda tensors: list(map(change, tensors)))
+
+
+def rewrite_all(
+    source: str | Path, target: str | Path, change: Callable[[list[Tensor]], list[Tensor]]
+) -> None:
+    """The same with a `change` that may join tensors or leave some out."""
     raw = Path(source).read_bytes()
     header, keys, tensors, alignment = _read(raw)
+    tensors = change(tensors)
+    header = header[:8] + struct.pack("<Q", len(tensors)) + header[16:]
     infos, data = bytearray(), bytearray()
-    for tensor in map(change, tensors):
+    for tensor in tensors:
         infos += struct.pack("<Q", len(tensor.name.encode())) + tensor.name.encode()
         infos += struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
         infos += struct.pack("<IQ", tensor.code, len(data))
