@@ -80,7 +80,7 @@ def changed(path, old, new):
 # --- files that aren't GGUF, or are damaged ---------------------------------------------------
 
 
-@pytest.mark.parametrize("missing", [1, 100_000])
+@pytest.mark.parametrize("missing", [1, 60_000])
 def test_a_truncated_file(refuse, broken, missing):
     raw = LLAMA.read_bytes()
     path = broken(raw[:-missing])
@@ -176,7 +176,8 @@ def test_an_mmproj_as_the_model(refuse):
 
 def test_an_mmproj_of_another_model(refuse):
     message = refuse(USAGE, QWEN, "--mmproj", WIDE_MMPROJ)
-    assert f"{WIDE_MMPROJ} projects to 256 channels but {QWEN} is 64 wide" in message
+    width = gguf.GGUFReader(QWEN).fields["qwen35.embedding_length"].contents()
+    assert f"{WIDE_MMPROJ} projects to 256 channels but {QWEN} is {width} wide" in message
 
 
 def test_an_mmproj_for_a_model_without_vision(refuse):
@@ -285,9 +286,7 @@ def test_an_output_that_can_not_be_made(refuse, name):
 def test_a_full_disk(refuse):
     """A limit on the size of files stands for it."""
     place = refuse.place / "out"
-    command = (
-        f'ulimit -f 100; exec "{sys.executable}" -m gguf2st.cli convert "{LLAMA}" -o "{place}"'
-    )
+    command = f'ulimit -f 30; exec "{sys.executable}" -m gguf2st.cli convert "{LLAMA}" -o "{place}"'
     found = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False
     )

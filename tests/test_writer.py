@@ -260,11 +260,11 @@ def test_pieces_that_are_written_in_part(place, monkeypatch):
 
 
 INTERRUPTED = """
-import sys, time
+import os, sys, time
 from gguf2st.targets.dense import Dense
 encode = Dense.encode
 def slow(*arguments):
-    print("writing", flush=True)
+    os.write(1, b"writing\\n")  # print would mix up the lines of two threads
     time.sleep(0.2)
     return encode(*arguments)
 Dense.encode = slow

@@ -216,7 +216,7 @@ class SplitByKeyHead(Operation):
 
 @dataclass(frozen=True)
 class Cat(Operation):
-    """Join all tensors along an axis other than the last.
+    """Join all tensors along an axis; along the last one, only pieces of the same rows.
 
     Example: cat(0): [a b], [c] -> [a b c]
     """
@@ -224,6 +224,8 @@ class Cat(Operation):
     axis: int
 
     def apply(self, views: Sequence[View]) -> list[View]:
+        if self.axis == views[0].rows.ndim:
+            return [_side_by_side(views)]
         _expect_alike(views)
         axis = _before_last(views[0], self.axis)
         return [views[0].with_rows(np.concatenate([view.rows for view in views], axis))]
@@ -234,7 +236,7 @@ class Cat(Operation):
 
 @dataclass(frozen=True)
 class Split(Operation):
-    """Cut one tensor into pieces of the given sizes along an axis other than the last.
+    """Cut one tensor into pieces of the given sizes along an axis.
 
     Example: split(0, [2, 1]): [a b c] -> [a b], [c]
     """
@@ -244,6 +246,9 @@ class Split(Operation):
 
     def apply(self, views: Sequence[View]) -> list[View]:
         (view,) = views
+        if self.axis == view.rows.ndim:
+            pieces = np.split(np.arange(view.width), _edges(view.width, self.sizes))
+            return [view.take(self.axis, piece) for piece in pieces]
         axis = _before_last(view, self.axis)
         edges = _edges(view.shape[axis], self.sizes)
         return [view.with_rows(part) for part in np.split(view.rows, edges, axis)]
@@ -393,6 +398,24 @@ def _edges(extent: int, sizes: list[int]) -> Indices:
     if extent != sum(sizes) or min(sizes) < 1:
         raise ValueError(f"{extent} entries can't be cut into {sizes}")
     return np.cumsum(sizes)[:-1]
+
+
+def _side_by_side(views: Sequence[View]) -> View:
+    first = views[0]
+    if any(
+        not np.array_equal(view.rows, first.rows)
+        or view.sources != first.sources
+        or view.functions != first.functions
+        or view.transposed
+        for view in views
+    ):
+        raise ValueError("only pieces of the same rows can be joined along the last axis")
+    columns = [
+        np.arange(view.width, dtype=np.int64) if view.columns is None else view.columns
+        for view in views
+    ]
+    joined = np.concatenate(columns)
+    return replace(first, columns=joined, width=len(joined))
 
 
 def _expect_alike(views: Sequence[View]) -> None:

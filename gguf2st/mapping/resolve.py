@@ -322,8 +322,10 @@ class _Resolver:
             )
 
     def _outputs(self, entry: Entry, names: dict[str, Any], views: list[View]) -> list[str]:
-        if len(entry.to) == 1 and "expert" in entry.to[0].names and "expert" not in names:
-            return [entry.to[0].fill({**names, "expert": e}) for e in range(len(views))]
+        each = "expert" not in names and all("expert" in name.names for name in entry.to)
+        if each and entry.to and len(views) % len(entry.to) == 0:
+            experts = range(len(views) // len(entry.to))
+            return [name.fill({**names, "expert": e}) for name in entry.to for e in experts]
         if len(entry.to) != len(views):
             raise InputError(
                 f"{self._table.name}.toml: {entry.parts[0].source} makes {len(views)} tensors "
