@@ -78,7 +78,7 @@ CASES = (
     Case("llama"),
     Case("qwen3"),
     Case("qwen3moe", outliers=True),
-    Case("qwen3vl", mmproj=True),
+    Case("qwen3vl"),  # its text alone: the class of Qwen3
     Case("gemma3"),
 )
 WITH_MTP = [case for case in CASES if case.mtp]
