@@ -79,7 +79,7 @@ CASES = (
     Case("qwen3"),
     Case("qwen3moe", outliers=True),
     Case("qwen3vl"),  # its text alone: the class of Qwen3
-    Case("gemma3"),
+    Case("gemma3-vision"),  # its text alone
 )
 WITH_MTP = [case for case in CASES if case.mtp]
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
