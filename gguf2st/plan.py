@@ -6,14 +6,13 @@ A dry run prints it, the conversion runs it, progress and reports count it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gguf2st.checkpoint.documents import Documents, build_documents
 from gguf2st.checkpoint.writer import Placement, Shard, index_document, lay_out
-from gguf2st.errors import InputError
+from gguf2st.errors import Gguf2stError, InputError
 from gguf2st.gguf import GgufModel
 from gguf2st.mapping import Recipe, Resolution, resolve
 from gguf2st.targets import Target, target_named
@@ -108,13 +107,45 @@ def make_plan(
     config_from: Path | None = None,
     mapping_directory: Path | None = None,
     threads: int = 1,
-    extra_documents: Mapping[str, str] | None = None,
 ) -> Plan:
     """Decide everything about a conversion; nothing is written and no weight is read.
 
-    Raises the errors of `resolve` and of the checkpoint's files.
+    Raises the errors of `resolve` and of the checkpoint's files, and `InputError`
+    when keys hold values of a kind that nobody can make sense of.
     """
     target = target_named(to)
+    try:
+        return _decide(
+            model,
+            target,
+            maximum_shard_bytes=maximum_shard_bytes,
+            tokenizer_from=tokenizer_from,
+            config_from=config_from,
+            mapping_directory=mapping_directory,
+            threads=threads,
+        )
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        if isinstance(error, Gguf2stError):
+            raise
+        # A key may hold a text where a number belongs, or infinity: hostile, but not worth a check
+        # at each of a hundred uses.
+        reason = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())[:120]
+        raise InputError(
+            f"{model.language.path} has a key whose value is of the wrong kind ({reason}); "
+            "it was made by a faulty converter, convert the original again."
+        ) from error
+
+
+def _decide(
+    model: GgufModel,
+    target: Target,
+    *,
+    maximum_shard_bytes: int,
+    tokenizer_from: Path | None,
+    config_from: Path | None,
+    mapping_directory: Path | None,
+    threads: int,
+) -> Plan:
     resolution = resolve(model, mapping_directory)
     owners = {
         spec.name: (recipe, spec)
@@ -127,7 +158,7 @@ def make_plan(
     documents: Documents = build_documents(
         resolution, target, tokenizer_from=tokenizer_from, config_from=config_from
     )
-    texts = dict(documents.texts) | dict(extra_documents or {})
+    texts = dict(documents.texts)
     index = index_document(placements, shards)
     if index is not None:
         texts["model.safetensors.index.json"] = documents.as_json(index)
