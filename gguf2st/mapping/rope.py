@@ -37,6 +37,8 @@ def recover_llama3(
     Raises ValueError when no parameters give the table.
     """
     stored = np.asarray(factors, np.float64).ravel()
+    if len(stored) != dimension // 2:
+        raise ValueError(f"{len(stored)} rotary factors don't fit heads of {dimension}")
     factor = float(stored.max())
     if np.allclose(stored, 1.0, rtol=FACTOR_TOLERANCE):
         return None
