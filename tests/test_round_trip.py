@@ -41,8 +41,8 @@ EXACT = [case for case in cases() if case.exact]
 
 VISION = re.compile(r"model\.visual\.|vision_tower\.|multi_modal_projector\.")
 BF16 = 30  # enum ggml_type
-# The converter joins the experts of architectures that have FFN_GATE_UP_EXP (gguf-py's constants).
-JOINED_EXPERTS = ("qwen3next", "qwen35moe")
+# The converter itself joins those that have FFN_GATE_UP_EXP in gguf-py: qwen3next, qwen35moe.
+JOINED_EXPERTS = ("qwen2moe", "qwen3moe", "qwen3next", "qwen3vlmoe", "qwen35moe")
 # SigLIP's pooling head takes no part in Gemma 3; the converter leaves it out (gemma.py).
 UNUSED = re.compile(r"vision_tower\.(vision_model\.)?head\.")
 ROOTS = re.compile(r"model\.language_model\.|language_model\.model\.")
