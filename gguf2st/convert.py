@@ -91,7 +91,7 @@ def convert(
     return ConversionReport(
         output=final,
         architecture=opened.architecture,
-        model_class=plan.to_dict()["class"],
+        model_class=plan.model_class,
         target=plan.target.name,
         tensors=len(plan.tensors),
         components=plan.components(),
@@ -166,9 +166,8 @@ class _Work:
 
     def _cut(self) -> Iterator[tuple[PlannedTensor, int, int]]:
         for tensor in self._plan.tensors:
-            shape = tensor.placement.spec.shape
-            rows = int(np.prod(shape[:-1], dtype=np.int64))
-            step = max(1, CHUNK_ELEMENTS // shape[-1])
+            rows = tensor.placement.row_count
+            step = max(1, CHUNK_ELEMENTS // tensor.placement.spec.shape[-1])
             for start in range(0, rows, step):
                 yield tensor, start, min(rows, start + step)
 
@@ -184,9 +183,7 @@ class _Work:
                 f"become {recipe.name}: {error}; the file is damaged or its converter was faulty."
             ) from error
         encoded = self._plan.target.encode(placement.spec, values)
-        row_bytes = placement.nbytes // max(
-            1, int(np.prod(placement.spec.shape[:-1], dtype=np.int64))
-        )
+        row_bytes = placement.nbytes // placement.row_count
         self._writer.write(
             placement.shard, placement.offset + start * row_bytes, np.ascontiguousarray(encoded)
         )

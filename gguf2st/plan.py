@@ -5,12 +5,14 @@ A dry run prints it, the conversion runs it, progress and reports count it.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf2st.checkpoint.documents import Documents, build_documents
+from gguf2st.checkpoint.documents import build_documents
 from gguf2st.checkpoint.writer import Placement, Shard, index_document, lay_out
 from gguf2st.errors import Gguf2stError, InputError
 from gguf2st.gguf import GgufModel
@@ -50,6 +52,12 @@ class Plan:
     threads: int
 
     @property
+    def model_class(self) -> str:
+        """`architectures[0]` of the output."""
+        classes = self.resolution.table.classes[self.resolution.variant]
+        return classes["class"].fill(self.resolution.text)
+
+    @property
     def total_bytes(self) -> int:
         """Size of the whole output in bytes."""
         return sum(shard.nbytes for shard in self.shards) + sum(
@@ -71,9 +79,7 @@ class Plan:
         return {
             "architecture": self.resolution.model.architecture,
             "table": self.resolution.table.name,
-            "class": self.resolution.table.classes[self.resolution.variant]["class"].fill(
-                self.resolution.text
-            ),
+            "class": self.model_class,
             "target": self.target.name,
             "total_bytes": self.total_bytes,
             "peak_memory": self.peak_memory,
@@ -114,39 +120,11 @@ def make_plan(
     when keys hold values of a kind that nobody can make sense of.
     """
     target = target_named(to)
-    try:
-        return _decide(
-            model,
-            target,
-            maximum_shard_bytes=maximum_shard_bytes,
-            tokenizer_from=tokenizer_from,
-            config_from=config_from,
-            mapping_directory=mapping_directory,
-            threads=threads,
+    with _keys_making_sense(model.language.path):
+        resolution = resolve(model, mapping_directory)
+        documents = build_documents(
+            resolution, target, tokenizer_from=tokenizer_from, config_from=config_from
         )
-    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        if isinstance(error, Gguf2stError):
-            raise
-        # A key may hold a text where a number belongs, or infinity: hostile, but not worth a check
-        # at each of a hundred uses.
-        reason = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())[:120]
-        raise InputError(
-            f"{model.language.path} has a key whose value is of the wrong kind ({reason}); "
-            "it was made by a faulty converter, convert the original again."
-        ) from error
-
-
-def _decide(
-    model: GgufModel,
-    target: Target,
-    *,
-    maximum_shard_bytes: int,
-    tokenizer_from: Path | None,
-    config_from: Path | None,
-    mapping_directory: Path | None,
-    threads: int,
-) -> Plan:
-    resolution = resolve(model, mapping_directory)
     owners = {
         spec.name: (recipe, spec)
         for recipe in resolution.recipes
@@ -155,9 +133,6 @@ def _decide(
     if not owners:
         raise InputError(f"{model.language.path} holds no weights; give a model.")
     placements, shards = lay_out([spec for _, spec in owners.values()], maximum_shard_bytes)
-    documents: Documents = build_documents(
-        resolution, target, tokenizer_from=tokenizer_from, config_from=config_from
-    )
     texts = dict(documents.texts)
     index = index_document(placements, shards)
     if index is not None:
@@ -172,3 +147,22 @@ def _decide(
         differences=tuple(documents.differences),
         threads=threads,
     )
+
+
+@contextlib.contextmanager
+def _keys_making_sense(path: Path) -> Iterator[None]:
+    """Turn what values of the wrong kind cause into one sentence about the file.
+
+    A key may hold a text where a number belongs, or infinity: hostile, but not worth a
+    check at each of a hundred uses.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        if isinstance(error, Gguf2stError):
+            raise
+        reason = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())[:120]
+        raise InputError(
+            f"{path} has a key whose value is of the wrong kind ({reason}); "
+            "it was made by a faulty converter, convert the original again."
+        ) from error

@@ -76,10 +76,19 @@ def original_directory(place: str | os.PathLike[str], wanted: tuple[str, ...]) -
         ) from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_text(path: Path) -> str:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path} can't be read ({error}); give the original's directory."
+        ) from error
+
+
+def _parse_json(text: str, path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
         raise InputError(
             f"{path} can't be read ({error}); give the original's directory."
         ) from error
@@ -94,14 +103,14 @@ def merge_config(derived: dict[str, Any], directory: Path) -> tuple[dict[str, An
     Returns it with one line for each field on which the two disagree. Raises
     `UsageError` when the original is of a model with other shapes.
     """
-    original = _read_json(directory / "config.json")
+    path = directory / "config.json"
+    original = _parse_json(_read_text(path), path)
     original.pop("quantization_config", None)
     if "text_config" in original and "text_config" not in derived:
         original = original["text_config"]
     elif "text_config" in derived and "text_config" not in original:
         original = {"text_config": original}
-    merged, differences = _merge(derived, original, str(directory / "config.json"), "")
-    return merged, differences
+    return _merge(derived, original, str(path), "")
 
 
 def _merge(
@@ -135,7 +144,7 @@ def read_tokenizer_files(
     Raises `UsageError` without a tokenizer.json, or when its ids exceed `vocab_size`.
     """
     texts = {
-        name: (directory / name).read_text(encoding="utf-8")
+        name: _read_text(directory / name)
         for name in TOKENIZER_FILES
         if (directory / name).is_file()
     }
@@ -147,7 +156,7 @@ def read_tokenizer_files(
 def _vocabulary_differences(
     directory: Path, texts: dict[str, str], metadata: Mapping[str, Any], vocab_size: int
 ) -> Iterator[str]:
-    tokenizer = _read_json(directory / "tokenizer.json")
+    tokenizer = _parse_json(texts["tokenizer.json"], directory / "tokenizer.json")
     vocabulary = tokenizer.get("model", {}).get("vocab", {})
     if isinstance(vocabulary, list):
         vocabulary = {item[0]: number for number, item in enumerate(vocabulary)}
@@ -168,6 +177,7 @@ def _vocabulary_differences(
         )
     template = texts.get("chat_template.jinja")
     if template is None and "tokenizer_config.json" in texts:
-        template = _read_json(directory / "tokenizer_config.json").get("chat_template")
+        path = directory / "tokenizer_config.json"
+        template = _parse_json(texts["tokenizer_config.json"], path).get("chat_template")
     if template is not None and template != metadata.get("tokenizer.chat_template"):
         yield "the chat template differs; the original's is written"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import threading
@@ -32,6 +33,11 @@ class Placement:
     shard: int
     offset: int
     nbytes: int
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all leading axes together."""
+        return math.prod(self.spec.shape[:-1])
 
 
 @dataclass(frozen=True)

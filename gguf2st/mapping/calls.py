@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from gguf2st.mapping.expression import MAXIMUM_LENGTH, Expression, ExpressionError
+from gguf2st.mapping.expression import Expression, ExpressionError, parse
 from gguf2st.mapping.operations import Operation
 
 
@@ -19,14 +19,7 @@ class OperationCall:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        if not isinstance(source, str):
-            raise ExpressionError(f"{source!r:.60} isn't a text")
-        if len(source) > MAXIMUM_LENGTH:
-            raise ExpressionError(f"longer than {MAXIMUM_LENGTH} characters")
-        try:
-            node = ast.parse(source.strip(), mode="eval").body
-        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-            raise ExpressionError(f"{source!r} isn't an operation ({error})") from error
+        node = parse(source, "an operation")
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.keywords:
             raise ExpressionError(f"{source!r} isn't an operation such as add(-1)")
         found = Operation.registry.get(node.func.id)

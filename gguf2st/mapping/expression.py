@@ -104,6 +104,21 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 }
 
 
+def parse(source: str, what: str) -> ast.expr:
+    """Syntax tree of a line of a table, not checked yet.
+
+    Raises `ExpressionError` for what isn't a text, is too long or has no tree.
+    """
+    if not isinstance(source, str):
+        raise ExpressionError(f"{source!r:.60} isn't a text")
+    if len(source) > MAXIMUM_LENGTH:
+        raise ExpressionError(f"longer than {MAXIMUM_LENGTH} characters")
+    try:
+        return ast.parse(source.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise ExpressionError(f"{source!r} isn't {what} ({error})") from error
+
+
 class Expression:
     """A checked expression, ready to be evaluated many times.
 
@@ -112,14 +127,7 @@ class Expression:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        if not isinstance(source, str):
-            raise ExpressionError(f"{source!r:.60} isn't a text")
-        if len(source) > MAXIMUM_LENGTH:
-            raise ExpressionError(f"longer than {MAXIMUM_LENGTH} characters")
-        try:
-            self._body = ast.parse(source.strip(), mode="eval").body
-        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-            raise ExpressionError(f"{source!r} isn't an expression ({error})") from error
+        self._body = parse(source, "an expression")
         self.names = _check(self._body)
 
     def __repr__(self) -> str:

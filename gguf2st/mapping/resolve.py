@@ -156,8 +156,7 @@ def resolve(model: GgufModel, directory: Path | None = None) -> Resolution:
         raise UnsupportedError(
             f"{table.family} models have no {variant} class in {table.name}.toml."
         )
-    prefix = _prefix(table, variant)
-    text = Environment(table, model, prefix)
+    text = Environment(table, model, table.classes[variant]["prefix"].fill({}))
     recipes, dropped = _Resolver(table, text, model.tensors, model.language.path).run()
     if model.mtp is not None:
         copy = "the MTP file's copy of a tensor of the model"
@@ -174,10 +173,6 @@ def resolve(model: GgufModel, directory: Path | None = None) -> Resolution:
     return Resolution(
         model, variant, table, text, vision_table, vision, tuple(recipes), tuple(dropped)
     )
-
-
-def _prefix(table: Table, variant: str) -> str:
-    return table.classes[variant]["prefix"].fill({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +194,7 @@ class _Resolver:
         self._dropped: list[Dropped] = []
 
     def run(self) -> tuple[list[Recipe], list[Dropped]]:
-        scales = dict(self._scale_companions())
+        scales = set(self._scale_companions())
         parts: dict[Any, dict[int, Source]] = defaultdict(dict)
         matches: dict[Any, _Match] = {}
         for tensor in self._tensors.values():
@@ -223,20 +218,20 @@ class _Resolver:
         self._expect_complete()
         return list(self._recipes.values()), self._dropped
 
-    def _scale_companions(self) -> Iterator[tuple[str, bool]]:
+    def _scale_companions(self) -> Iterator[str]:
         """NVFP4 keeps the second-level scales of X.weight in X.scale and X.input_scale."""
         for tensor in self._tensors.values():
             if tensor.kind.name != "NVFP4":
                 continue
             if (scale := _companion(tensor.name, "scale")) in self._tensors:
-                yield scale, True
+                yield scale
             if (activation := _companion(tensor.name, "input_scale")) in self._tensors:
                 self._dropped.append(
                     Dropped(
                         self._tensors[activation], "an activation scale, not part of the weight"
                     )
                 )
-                yield activation, True
+                yield activation
 
     def _match(self, name: str) -> tuple[int, _Match] | None:
         for group in self._table.groups:

@@ -177,13 +177,16 @@ def mappings_directory() -> Path:
     return inside if inside.is_dir() else package.parent / "mappings"
 
 
-@functools.cache
 def load_tables(directory: Path | None = None) -> tuple[Table, ...]:
     """All tables that serve an architecture or a projector.
 
     Raises `TableError` for the first invalid table, `UsageError` when there is no such directory.
     """
-    directory = directory or mappings_directory()
+    return _load_tables(directory or mappings_directory())
+
+
+@functools.cache
+def _load_tables(directory: Path) -> tuple[Table, ...]:
     if not directory.is_dir():
         raise UsageError(
             f"{directory} isn't a directory of mapping tables; give one with --mappings."
