@@ -175,7 +175,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         command(arguments)
     except Gguf2stError as error:
-        typer.echo(f"gguf2st: {error}", err=True)
+        from gguf2st.report import printable  # noqa: PLC0415  # only for a mistake
+
+        typer.echo(f"gguf2st: {printable(str(error))}", err=True)
         raise SystemExit(error.exit_code) from None
 
 

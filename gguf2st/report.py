@@ -9,6 +9,19 @@ from typing import Any
 SCHEMA = 1
 
 
+def printable(text: str) -> str:
+    """The text on one line, with everything that could steer a terminal spelled out.
+
+    Texts of a file may hold any bytes, and paths too.
+    """
+    return "".join(
+        c
+        if c.isprintable()
+        else c.encode("unicode_escape", "surrogatepass").decode("ascii", "replace")
+        for c in text
+    )
+
+
 @dataclass(frozen=True)
 class ConversionReport:
     """A finished conversion (or, with `dry_run`, one that was only planned).
@@ -69,7 +82,7 @@ class ConversionReport:
         lines += [f"differs      {text}" for text in self.differences]
         lines += [f"warning      {text}" for text in self.warnings]
         lines.append(f"serve        {self.serve_command}")
-        return "\n".join(lines)
+        return "\n".join(printable(line) for line in lines)
 
 
 @dataclass(frozen=True)
@@ -131,7 +144,7 @@ class FileReport:
             lines.append(
                 f"tokenizer    {self.tokenizer}, {self.vocabulary:,} tokens, {template} chat template"
             )
-        return "\n".join(lines)
+        return "\n".join(printable(line) for line in lines)
 
 
 _ROLES = {
