@@ -1,0 +1,271 @@
+"""Small floating-point codes: E4M3 under scales of rows or blocks, E2M1 under 8-bit scales.
+
+E4M3 ("fp8", torch's float8_e4m3fn) has a sign, 4 bits of exponent and 3 of mantissa, no
+infinities, and 448 as its largest number. E2M1 ("fp4") knows 0, .5, 1, 1.5, 2, 3, 4 and 6
+with either sign. Scales are rounded to the dtype in which they are stored before codes are
+chosen. Plain rounding ("rtn") gives the bytes of compressed-tensors' compressors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf2st.quantize import floating_kernels as kernels
+from gguf2st.quantize import lanes
+from gguf2st.quantize.errors import ErrorSums, ScaleRangeError
+from gguf2st.quantize.weights import check_values, group_weights, not_finite
+
+Values = npt.NDArray[np.float32]
+
+BLOCK = 128
+MXFP4_GROUP = 32
+NVFP4_GROUP = 16
+_LARGEST_E4M3, _LARGEST_E2M1 = np.float32(448), np.float32(6)
+
+
+@dataclass
+class Fp8Rows:
+    """Rows of E4M3; a value is code * scale.
+
+    `codes` is uint8 (rows, columns), the bytes of float8_e4m3fn. `scales` is float32
+    (rows, 1), or (ceil(rows / 128), ceil(columns / 128)) of blocks.
+    """
+
+    codes: npt.NDArray[np.uint8]
+    scales: Values
+    errors: ErrorSums = field(default_factory=ErrorSums)
+
+
+@dataclass
+class Fp4Rows:
+    """Rows of E2M1, not packed yet (see `packing.pack_nibbles`).
+
+    `codes` is uint8 (rows, columns), each below 16. `scales` is uint8 (rows, groups): of
+    MXFP4 E8M0, where byte b stands for 2 ** (b - 127); of NVFP4 the bytes of
+    float8_e4m3fn, which are divided by the global scale.
+    """
+
+    codes: npt.NDArray[np.uint8]
+    scales: npt.NDArray[np.uint8]
+    errors: ErrorSums = field(default_factory=ErrorSums)
+
+
+def quantize_fp8_rows(
+    values: Values,
+    scale_dtype: str = "F32",
+    importance: Values | None = None,
+    fit: str = "rtn",
+) -> Fp8Rows:
+    """Quantize to E4M3 with a scale for each row: largest magnitude / 448.
+
+    A row of zeros gets scale 1. Where the scale would become zero it becomes the smallest
+    number of its dtype.
+
+    Args:
+        values: float32 (rows, columns), finite.
+        scale_dtype: "F32", "F16" or "BF16".
+        importance: float32 (columns,), weights of squared errors in the sums.
+        fit: without effect. The steps of E4M3 grow with its numbers, so another scale
+            wouldn't bring them nearer.
+
+    Raises:
+        ValueError: a value isn't finite, or shapes don't fit.
+        ScaleRangeError: a scale is too large for its dtype.
+    """
+    return _fp8(values, 1, max(1, values.shape[-1]), scale_dtype, importance)
+
+
+def quantize_fp8_blocks(
+    values: Values, importance: Values | None = None, fit: str = "rtn"
+) -> Fp8Rows:
+    """Quantize to E4M3 with a float32 scale for each block of 128x128.
+
+    Like `quantize_fp8_rows`. Blocks at the ends may be incomplete; rows have to come in
+    multiples of 128, but for the last ones of a matrix.
+    """
+    return _fp8(values, BLOCK, BLOCK, "F32", importance)
+
+
+def _fp8(
+    values: Values, block_rows: int, block_columns: int, dtype: str, importance: Values | None
+) -> Fp8Rows:
+    check_values(values, 1)
+    values = np.ascontiguousarray(values)
+    rows, columns = values.shape
+    weights, unit = group_weights(importance, columns, columns)
+    largest = _magnitudes(values, block_rows, block_columns)
+    scales = _stored(largest / _LARGEST_E4M3, dtype)
+    scales[largest == 0] = 1
+    codes = np.empty((rows, columns), np.uint8)
+    sums = np.zeros(3)
+    kernels.encode_e4m3(values, weights, block_rows, block_columns, scales, E4M3, codes, sums)
+    weighted = float(sums[2] * unit[0])
+    return Fp8Rows(codes, scales, ErrorSums(float(sums[0]), float(sums[1]), weighted, weighted))
+
+
+def quantize_mxfp4(
+    values: Values, importance: Values | None = None, fit: str = "search"
+) -> Fp4Rows:
+    """Quantize to E2M1 with a power of two for each 32 columns of a row.
+
+    "rtn" takes the power of two that lets the largest magnitude fall from 3.5 to 7;
+    "search" also tries the two beside it and takes the one with the least weighted squared
+    error. A group of zeros gets the smallest scale.
+
+    Args:
+        values: float32 (rows, columns), finite; 32 divides columns.
+        importance: float32 (columns,), weights of squared errors.
+        fit: "search" or "rtn".
+
+    Raises:
+        ValueError: a value isn't finite, or shapes don't fit.
+    """
+    largest = _groups(values, MXFP4_GROUP)
+    # compressed-tensors' `round_to_power_2`: up from 1.75 times a power of two.
+    exponents = (largest.view(np.int32) + (1 << 21)) >> 23
+    first = (exponents - 2).clip(0, 254).astype(np.uint8)
+    return _fp4(values, importance, E8M0, first, _steps(fit, -1, 1))
+
+
+def nvfp4_global_scale(maximum: float) -> float:
+    """The global scale of NVFP4 for a largest magnitude: 448 * 6 / maximum, in float32.
+
+    Matrices that an engine joins need the same: give the maximum of all. 1 where the
+    maximum is 0 or too small (`generate_gparam` of compressed-tensors).
+    """
+    with np.errstate(over="ignore"):
+        # A product with the reciprocal, since torch divides a number by a tensor so.
+        scale = np.float32(1) / max(np.float32(maximum), np.finfo(np.float32).tiny)
+        scale *= np.float32(448 * 6)
+    return float(scale) if np.isfinite(scale) else 1.0
+
+
+def quantize_nvfp4(
+    values: Values,
+    global_scale: float,
+    importance: Values | None = None,
+    fit: str = "search",
+) -> Fp4Rows:
+    """Quantize to E2M1 with an E4M3 scale for each 16 columns of a row.
+
+    "rtn" lets the largest magnitude of a group fall to 6; "search" also tries scales down
+    to 3 E4M3 steps smaller and up to 5 larger (where it falls to 4, which has nearer
+    neighbours) and takes the one with the least weighted squared error. A group of zeros,
+    or one whose scale would be zero, gets scale 1/8, as in compressed-tensors.
+
+    Args:
+        values: float32 (rows, columns), finite; 16 divides columns.
+        global_scale: see `nvfp4_global_scale`.
+        importance: float32 (columns,), weights of squared errors.
+        fit: "search" or "rtn".
+
+    Raises:
+        ValueError: a value isn't finite, or shapes don't fit.
+    """
+    divisor = np.float32(global_scale)
+    if not (divisor > 0 and np.isfinite(divisor)):
+        raise ValueError(f"the global scale is {global_scale}, not a positive number")
+    largest = _groups(values, NVFP4_GROUP)
+    wanted = np.minimum(divisor * (largest / _LARGEST_E2M1), _LARGEST_E4M3)
+    first = to_e4m3(wanted)
+    first[first == 0] = to_e4m3(np.array([0.125], np.float32))[0]
+    # Code 0 would be a scale of 0, and code 127 is NaN: entry i of the table is code i + 1.
+    return _fp4(values, importance, E4M3[1:127] / divisor, first, _steps(fit, -3, 5), base=1)
+
+
+def _e4m3_values() -> Values:
+    codes = np.arange(256)
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    sizes = np.where(
+        exponent > 0, np.ldexp(1 + mantissa / 8, exponent - 7), np.ldexp(mantissa / 8, -6)
+    )
+    sizes[exponent * 8 + mantissa == 127] = np.nan
+    return np.where(codes < 128, sizes, -sizes).astype(np.float32)
+
+
+E4M3: Values = _e4m3_values()
+"""The value of each code of E4M3; 127 and 255 are NaN."""
+
+E8M0: Values = np.ldexp(1.0, np.arange(255) - 127).astype(np.float32)
+"""The value of each code of E8M0 but 255, which is NaN."""
+
+
+def to_e4m3(values: Values) -> npt.NDArray[np.uint8]:
+    """The nearest E4M3 codes, ties to even, of at most 448: uint8 in the shape of `values`."""
+    flat = np.ascontiguousarray(values).reshape(1, -1)
+    codes = np.empty(flat.shape, np.uint8)
+    weights, one = np.ones(flat.shape[1], np.float32), np.ones((1, 1), np.float32)
+    kernels.encode_e4m3(flat, weights, 1, flat.shape[1], one, E4M3, codes, np.zeros(3))
+    return codes.reshape(values.shape)
+
+
+def _magnitudes(values: Values, block_rows: int, block_columns: int) -> Values:
+    rows, columns = values.shape
+    bits = np.empty((-(-rows // block_rows), -(-columns // block_columns)), np.int32)
+    kernels.magnitudes(values.view(np.int32), block_rows, block_columns, bits)
+    if bits.size and bits.max() >= 0x7F800000:
+        raise not_finite(values)
+    return bits.view(np.float32)
+
+
+def _groups(values: Values, group: int) -> Values:
+    check_values(values, group)
+    return _magnitudes(np.ascontiguousarray(values), 1, group)
+
+
+def _stored(scales: Values, dtype: str) -> Values:
+    """Round scales to their dtype; they stay float32."""
+    if dtype == "F16":
+        with np.errstate(over="ignore"):
+            rounded = scales.astype(np.float16).astype(np.float32)
+        smallest = 2.0**-24
+    elif dtype == "BF16":
+        bits = scales.view(np.uint32)
+        rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32)
+        rounded = rounded.view(np.float32)
+        smallest = 2.0**-133
+    elif dtype == "F32":
+        rounded, smallest = scales.copy(), 2.0**-149
+    else:
+        raise ValueError(f"scales can't be stored as {dtype}")
+    if not np.isfinite(rounded).all():
+        raise ScaleRangeError(float(scales.max()), dtype)
+    rounded[rounded == 0] = smallest
+    return rounded
+
+
+def _steps(fit: str, first: int, last: int) -> npt.NDArray[np.int64]:
+    """How far from plain rounding's scale code others are tried; 0 comes first."""
+    if fit not in ("search", "rtn"):
+        raise ValueError(f"fit is {fit!r}, not 'search' or 'rtn'")
+    steps = range(first, last + 1) if fit == "search" else ()
+    return np.array([0, *(step for step in steps if step)], np.int64)
+
+
+def _fp4(
+    values: Values,
+    importance: Values | None,
+    table: Values,
+    first: npt.NDArray[np.uint8],
+    steps: npt.NDArray[np.int64],
+    base: int = 0,
+) -> Fp4Rows:
+    """Encode with the best of the scales beside `first`, whose codes begin at `base`."""
+    rows, columns = values.shape
+    weights, units = group_weights(importance, columns, columns // first.shape[1])
+    codes, scales, sums = np.empty((rows, columns), np.uint8), first - np.uint8(base), np.zeros(4)
+    kernels.fit_e2m1(
+        np.ascontiguousarray(values),
+        weights,
+        units,
+        np.ascontiguousarray(table),
+        steps,
+        lanes.scratch(kernels.STATE_SIZE),
+        codes,
+        scales,
+        sums,
+    )
+    return Fp4Rows(codes, scales + np.uint8(base), ErrorSums(*sums.tolist()))

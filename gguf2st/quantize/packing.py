@@ -1,0 +1,145 @@
+"""How codes lie in the tensors of each format.
+
+Codes and zero points are unsigned here, as `IntegerRows` holds them: uint8, below
+2 ** bits. Words are int32, filled from their lowest bits on, little-endian in a file.
+
+Sources: compressed_tensors/compressors/pack_quantized/helpers.py (`pack_to_int32`),
+AutoAWQ's awq/modules/linear/gemm.py (`WQLinear_GEMM.from_linear`), AutoGPTQ's
+auto_gptq/nn_modules/qlinear (`pack`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf2st.quantize import packing_kernels as kernels
+
+Codes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.int32]
+
+
+def pack_rows(codes: Codes, bits: int) -> Words:
+    """Pack along rows: element i of a row goes to bit i * bits.
+
+    This is compressed-tensors' `weight_packed`.
+
+    Args:
+        codes: uint8 (rows, columns).
+        bits: 4 or 8.
+
+    Returns:
+        int32 (rows, ceil(columns * bits / 32)); a last word that isn't full ends in zeros.
+    """
+    rows, columns = codes.shape
+    words: Words = np.empty((rows, -(-columns * bits // 32)), np.int32)
+    if bits == 4:
+        kernels.pack_rows_4(np.ascontiguousarray(codes), words)
+    elif bits == 8:
+        padded = np.zeros((rows, words.shape[1] * 4), np.uint8)
+        padded[:, :columns] = codes
+        words = padded.view("<i4").astype(np.int32, copy=False)
+    else:
+        raise ValueError(f"codes of {bits} bits can't be packed, only of 4 and 8")
+    return words
+
+
+def pack_nibbles(codes: Codes) -> npt.NDArray[np.uint8]:
+    """Pack pairs of 4-bit codes into bytes, the even column in the low nibble.
+
+    Args:
+        codes: uint8 (rows, columns), each below 16; 2 divides columns.
+
+    Returns:
+        uint8 (rows, columns / 2).
+    """
+    if codes.shape[1] % 2:
+        raise ValueError(f"{codes.shape[1]} columns can't be packed in pairs")
+    pairs = np.ascontiguousarray(codes).view("<u2")
+    packed: Codes = (pairs | pairs >> 4).astype(np.uint8)
+    return packed
+
+
+def pack_zeros_down(zeros: Codes, bits: int) -> Words:
+    """Pack zero points along the first axis: compressed-tensors' `weight_zero_point`.
+
+    Args:
+        zeros: uint8 (rows, groups).
+        bits: 4 or 8.
+
+    Returns:
+        int32 (ceil(rows * bits / 32), groups).
+    """
+    return np.ascontiguousarray(pack_rows(np.ascontiguousarray(zeros.T), bits).T)
+
+
+def pack_awq(codes: Codes, out: Words | None = None) -> Words:
+    """Transpose and pack 4-bit codes or zero points: AWQ's `qweight` and `qzeros`.
+
+    A word of an input column holds eight neighbouring rows, in the order 0, 2, 4, 6, 1, 3,
+    5, 7 from its lowest bits on.
+
+    Args:
+        codes: uint8 (rows, columns), that is (out, in) or (out, groups); 8 divides rows.
+        out: where to put the result, such as some columns of a larger array.
+
+    Returns:
+        int32 (columns, rows / 8).
+    """
+    rows, columns = codes.shape
+    if rows % 8:
+        raise ValueError(f"{rows} rows of 4 bits don't fill words of 32 bits")
+    if out is None:
+        out = np.empty((columns, rows // 8), np.int32)
+    _check(out, (columns, rows // 8))
+    kernels.pack_awq(np.ascontiguousarray(codes), out)
+    return out
+
+
+def pack_gptq(codes: Codes, bits: int, out: Words | None = None) -> Words:
+    """Transpose and pack codes: GPTQ's `qweight`.
+
+    A word of an output row holds neighbouring columns, in their order.
+
+    Args:
+        codes: uint8 (rows, columns), that is (out, in); 32 / bits divides columns.
+        bits: 4 or 8.
+        out: where to put the result, such as some columns of a larger array.
+
+    Returns:
+        int32 (columns * bits / 32, rows).
+    """
+    if codes.shape[1] * bits % 32:
+        raise ValueError(f"{codes.shape[1]} columns of {bits} bits don't fill words of 32 bits")
+    words = pack_rows(codes, bits)
+    if out is None:
+        out = np.empty(words.shape[::-1], np.int32)
+    _check(out, words.shape[::-1])
+    kernels.transpose_words(words, out)
+    return out
+
+
+def pack_gptq_zeros(zeros: Codes, bits: int, version: int = 1) -> Words:
+    """Transpose and pack zero points: GPTQ's `qzeros`.
+
+    Args:
+        zeros: uint8 (rows, groups); 32 / bits divides rows.
+        bits: 4 or 8.
+        version: of the format. 1 ("gptq") stores zero points less one, and can't store 0;
+            2 ("gptq_v2") stores them as they are.
+
+    Returns:
+        int32 (groups, rows * bits / 32).
+    """
+    if zeros.shape[0] * bits % 32:
+        raise ValueError(f"{zeros.shape[0]} rows of {bits} bits don't fill words of 32 bits")
+    if version == 1:
+        if zeros.size and not zeros.min():
+            raise ValueError("GPTQ's first version can't store a zero point of 0")
+        zeros = zeros - np.uint8(1)
+    return pack_rows(np.ascontiguousarray(zeros.T), bits)
+
+
+def _check(out: Words, shape: tuple[int, ...]) -> None:
+    if out.shape != shape or out.dtype != np.int32:
+        raise ValueError(f"out is {out.dtype} {out.shape}, not int32 {shape}")
