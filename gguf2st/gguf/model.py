@@ -10,7 +10,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ class GgufModel:
 
     `tensors` and `metadata` are the language model's, with the blocks of a
     separate MTP file added; `projector` stays apart, since its names are its own.
-    `duplicates` lists tensors of the MTP file that the model has already.
+    `left_out` says why tensors of the files are in neither.
     """
 
     language: GgufSource
@@ -97,7 +97,7 @@ class GgufModel:
     mtp: GgufSource | None
     metadata: Mapping[str, Any]
     tensors: dict[str, TensorInfo]
-    duplicates: tuple[str, ...] = field(default=())
+    left_out: tuple[tuple[TensorInfo, str], ...] = field(default=())
 
     @property
     def architecture(self) -> str:
@@ -108,6 +108,20 @@ class GgufModel:
     def sources(self) -> tuple[GgufSource, ...]:
         """All logical files, the language model first."""
         return tuple(s for s in (self.language, self.mtp, self.projector) if s is not None)
+
+    def without_mtp(self) -> GgufModel:
+        """The same model with the tensors of its MTP blocks left out."""
+        depth = int(self.metadata.get(f"{self.architecture}.nextn_predict_layers", 0))
+        first = int(self.metadata.get(f"{self.architecture}.block_count", 0)) - depth
+        kept: dict[str, TensorInfo] = {}
+        left_out = list(self.left_out)
+        for name, tensor in self.tensors.items():
+            block = re.match(r"blk\.(\d+)\.", name)
+            if depth and block is not None and int(block[1]) >= first:
+                left_out.append((tensor, "MTP block, left out on request"))
+            else:
+                kept[name] = tensor
+        return replace(self, tensors=kept, left_out=tuple(left_out))
 
 
 def _whole_number(path: Path, metadata: Mapping[str, Any], key: str, default: int) -> int:
@@ -244,6 +258,9 @@ def _check_width(language: GgufSource, projector: GgufSource) -> None:
         )
 
 
+_COPY = "the MTP file's copy of a tensor of the model"
+
+
 def _with_mtp(language: GgufSource, projector: GgufSource | None, draft: GgufSource) -> GgufModel:
     architecture = language.architecture
     if draft.architecture != architecture:
@@ -289,5 +306,5 @@ def _with_mtp(language: GgufSource, projector: GgufSource | None, draft: GgufSou
         draft,
         _Overlay(language.metadata, replaced),
         draft.tensors | language.tensors,
-        tuple(name for name in draft.tensors if name in language.tensors),
+        tuple((t, _COPY) for name, t in draft.tensors.items() if name in language.tensors),
     )

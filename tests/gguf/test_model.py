@@ -218,6 +218,8 @@ def test_a_file_in_the_wrong_place(tmp_path, role, place, error, what, advice):
 def test_roles_of_the_fixtures():
     for path in sorted(FIXTURES.glob("*/*.gguf")):
         role = next((r for r in ("mmproj", "mtp") if path.name.startswith(f"{r}-")), "model")
+        if path.parent.name == "importance":
+            role = "imatrix"
         assert open_source(path).role == role, path
 
 
@@ -258,7 +260,7 @@ def test_an_mtp_file_continues_the_model(tmp_path):
     draft = language(tmp_path / "d.gguf", DRAFT_KEYS, shared | DRAFT_TENSORS)
     model = open_model(whole, mtp=draft)
     assert model.tensors.keys() == TENSORS.keys() | shared.keys() | DRAFT_TENSORS.keys()
-    assert model.duplicates == ("token_embd.weight",)
+    assert [tensor.name for tensor, _ in model.left_out] == ["token_embd.weight"]
     assert model.tensors["token_embd.weight"].file.path == whole
     assert model.tensors["blk.3.nextn.eh_proj.weight"].file.path == draft
     assert model.metadata["llama.block_count"] == 4
