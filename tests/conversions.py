@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -71,7 +72,8 @@ def _by_role(folder: Path) -> tuple[list[Case], list[tuple[Path, bool]], list[tu
         file = File(path)
         if file.key("split.no", 0) > 0:
             continue
-        exact = set(file.kinds.values()) <= {"F32", "BF16", "NVFP4"}  # NVFP4 is only repacked
+        # NVFP4 and gpt-oss's MXFP4 are only repacked; of others MXFP4 is made with Q8_0 beside it.
+        exact = set(file.kinds.values()) <= {"F32", "BF16", "NVFP4", "MXFP4"}
         mtp = bool(file.key("{}.nextn_predict_layers", 0))
         if file.key("general.architecture") == "clip":
             projectors.append((path, exact))
@@ -96,3 +98,14 @@ def load(directory: Path) -> dict[str, torch.Tensor]:
     for file in sorted(directory.glob("*.safetensors")):
         tensors |= load_file(file)
     return tensors
+
+
+def importance(model: gguf2st.GgufModel, spread: float = 2.5) -> dict[str, np.ndarray]:
+    """A random E[x^2] for every matrix, over many orders of magnitude; one row for each expert."""
+    random = np.random.default_rng(7)
+    found = {}
+    for tensor in model.tensors.values():
+        if len(tensor.shape) > 1:
+            shape = (*tensor.shape[:-2], tensor.columns)
+            found[tensor.name] = np.exp(random.normal(0, spread, shape)).astype(np.float32)
+    return found

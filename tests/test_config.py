@@ -27,6 +27,7 @@ NOT_WRITTEN = {
     r"(.*\.)?layer_types": "follows from other fields",
     r"(.*\.)?_sliding_window_pattern": "transformers' own copy of sliding_window_pattern",
     r"(.*\.)?(sliding_window|max_window_layers)": "counts with use_sliding_window alone",
+    r"swiglu_alpha": "1.702 of all gpt-oss models, and not in published files",
     r"(.*\.)?use_bidirectional_attention": "false but in embedding models",
     r"qkv_bias": "true of all Qwen2-MoE models",
     r"vision_config\.rope_parameters\..*": "fixed by the class of the vision tower",
@@ -83,7 +84,7 @@ def expected_config(case: Case) -> Fields:
         text["mtp_num_hidden_layers"] = 0
     config.pop("quantization_config", None)  # the output isn't quantized
     # transformers saves other names than published files have, and reads both alike.
-    if "num_local_experts" in text and config["model_type"] != "mixtral":
+    if "num_local_experts" in text and config["model_type"] not in ("mixtral", "gpt_oss"):
         text["num_experts"] = text.pop("num_local_experts")
     if config["model_type"].startswith("qwen3_vl"):
         config["vision_config"]["model_type"] = config["model_type"]

@@ -64,7 +64,14 @@ def compare(model: Path, directory: Path, scratch: Path) -> np.ndarray:
             templated = tokenizer(text, add_special_tokens=False).input_ids
             assert templated == runtime.tokenize(text, add_special=False)
         theirs = torch.from_numpy(runtime.logits(ids))
-    network = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    config = transformers.AutoConfig.from_pretrained(directory)
+    if config.model_type == "gpt_oss":
+        # llama.cpp rounds YaRN's range of dimensions, always (ggml_rope_yarn_corr_dims).
+        assert config.rope_parameters["truncate"] is False
+        config.rope_parameters["truncate"] = True
+    network = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, config=config, dtype=torch.float32
+    )
     with torch.no_grad():
         ours = network(torch.tensor([ids])).logits[0]
     assert ours.shape == theirs.shape

@@ -24,6 +24,7 @@ FAMILIES = {
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "Gemma3ForConditionalGeneration",
+    "GptOssForCausalLM",
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
@@ -72,7 +73,7 @@ def comes_back(name: str, written: torch.Tensor, original: torch.Tensor) -> bool
 
 def expected_tensors(case: Case) -> Weights:
     """The original tensors that the files of a case hold, under the names they should get."""
-    tensors = _decode_nvfp4(original_state_dict(case.folder))
+    tensors = _decode_nvfp4(decode_mxfp4(original_state_dict(case.folder)))
     tensors = {n: t for n, t in tensors.items() if not UNUSED.match(n)}
     if not case.has_mtp:
         tensors = {n: t for n, t in tensors.items() if not n.startswith("mtp.")}
@@ -87,14 +88,31 @@ def expected_tensors(case: Case) -> Weights:
     return tensors
 
 
-def _decode_nvfp4(tensors: Weights) -> Weights:
-    """ModelOpt's packed weights as numbers: sign, 2 bits of exponent and 1 of mantissa each."""
+def decode_mxfp4(tensors: Weights) -> Weights:
+    """gpt-oss's packed experts as transformers has them in memory: (expert, in, out)."""
+    result = {name: t for name, t in tensors.items() if not name.endswith(("_blocks", "_scales"))}
+    for name, blocks in tensors.items():
+        if name.endswith("_blocks"):
+            stem = name.removesuffix("_blocks")
+            exponents = tensors[f"{stem}_scales"].int() - 127
+            values = torch.ldexp(_e2m1(blocks), exponents.unsqueeze(-1)).flatten(-2)
+            result[stem] = values.mT.contiguous().to(torch.bfloat16)
+    return result
+
+
+def _e2m1(packed: torch.Tensor) -> torch.Tensor:
+    """Two numbers of each byte, the low four bits first: a sign, two bits of exponent, one of mantissa."""
     numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).long()
+    return numbers[codes & 7] * (1 - 2 * (codes >> 3))
+
+
+def _decode_nvfp4(tensors: Weights) -> Weights:
+    """ModelOpt's packed weights as numbers."""
     result = {}
     for name, packed in tensors.items():
         if packed.dtype == torch.uint8:
-            codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).long()
-            values = numbers[codes & 7] * (1 - 2 * (codes >> 3))
+            values = _e2m1(packed)
             scale = tensors[f"{name}_scale"].float().repeat_interleave(16, dim=-1)
             result[name] = (values * scale * tensors[f"{name}_scale_2"]).to(torch.bfloat16)
         elif not name.endswith(("_scale", "_scale_2")):

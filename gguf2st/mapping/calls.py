@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+from gguf2st.mapping import axes  # noqa: F401  # they register themselves
 from gguf2st.mapping.expression import Expression, ExpressionError, parse
 from gguf2st.mapping.operations import Operation
 

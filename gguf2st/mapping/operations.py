@@ -1,4 +1,4 @@
-"""The named operations of mapping tables, each with its inverse.
+"""The named operations of mapping tables, each with its inverse: arithmetic and heads (more in axes.py).
 
 An operation leads from the GGUF's arrangement to the Hugging Face one; it takes
 the views of an entry and returns the views that go on. `inverse()` is what
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -24,11 +24,16 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 class Operation:
-    """Base of all operations; a subclass registers itself under its snake_case name."""
+    """Base of all operations; a subclass registers itself under its snake_case name.
+
+    With `named=False` it doesn't: a base of others.
+    """
 
     registry: ClassVar[dict[str, type[Operation]]] = {}
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, *, named: bool = True) -> None:
+        if not named:
+            return
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
         Operation.registry[name] = cls
 
@@ -41,7 +46,7 @@ class Operation:
         raise NotImplementedError
 
 
-class _Each(Operation):
+class Each(Operation, named=False):
     """Base of operations that treat each view alone."""
 
     def one(self, view: View) -> View:
@@ -51,7 +56,7 @@ class _Each(Operation):
         return [self.one(view) for view in views]
 
 
-class _Elementwise(_Each):
+class Elementwise(Each, named=False):
     """Base of operations that compute each value from one value."""
 
     def compute(self, values: Values) -> Values:
@@ -62,7 +67,7 @@ class _Elementwise(_Each):
 
 
 @dataclass(frozen=True)
-class Add(_Elementwise):
+class Add(Elementwise):
     """Add a constant; `add(-1)` undoes the "1 +" that the converter folds into a norm.
 
     Example: add(-1): [1.25, 0.5] -> [0.25, -0.5]
@@ -78,7 +83,7 @@ class Add(_Elementwise):
 
 
 @dataclass(frozen=True)
-class NegLog(_Elementwise):
+class NegLog(Elementwise):
     """log(-x), which undoes the converter's -exp(A_log).
 
     Example: neg_log(): [-1.0, -7.389056] -> [0.0, 2.0]
@@ -94,7 +99,7 @@ class NegLog(_Elementwise):
 
 
 @dataclass(frozen=True)
-class NegExp(_Elementwise):
+class NegExp(Elementwise):
     """-exp(x), as the converter stores A_log.
 
     Example: neg_exp(): [0.0, 2.0] -> [-1.0, -7.389056]
@@ -108,7 +113,7 @@ class NegExp(_Elementwise):
 
 
 @dataclass(frozen=True)
-class RopeUnpermute(_Each):
+class RopeUnpermute(Each):
     """Rows of `heads` heads from interleaved rotary pairs back to two halves.
 
     The converter of the llama family interleaves the halves
@@ -128,7 +133,7 @@ class RopeUnpermute(_Each):
 
 
 @dataclass(frozen=True)
-class RopePermute(_Each):
+class RopePermute(Each):
     """Rows of `heads` heads from two rotary halves to interleaved pairs.
 
     Example: rope_permute(1): rows [0 2 1 3] -> [0 1 2 3]
@@ -145,7 +150,7 @@ class RopePermute(_Each):
 
 
 @dataclass(frozen=True)
-class ValueHeads(_Each):
+class ValueHeads(Each):
     """Value heads of a gated delta net from tiled back to grouped order.
 
     Hugging Face keeps the `ratio` value heads of a key head together; the
@@ -184,7 +189,7 @@ class GroupByKeyHead(Operation):
     key_heads: int
 
     def apply(self, views: Sequence[View]) -> list[View]:
-        _expect_alike(views)
+        expect_alike(views)
         parts = [_rows_by_head(view, self.key_heads) for view in views]
         return [views[0].with_rows(np.concatenate(parts, 1).reshape(-1))]
 
@@ -206,153 +211,12 @@ class SplitByKeyHead(Operation):
         (view,) = views
         if any(size % self.key_heads for size in self.sizes):
             raise ValueError(f"rows of {self.sizes} don't belong to {self.key_heads} heads")
-        edges = _edges(view.shape[0], self.sizes) // self.key_heads
-        parts = np.split(_rows_by_head(view, self.key_heads), edges, 1)
+        cuts = edges(view.shape[0], self.sizes) // self.key_heads
+        parts = np.split(_rows_by_head(view, self.key_heads), cuts, 1)
         return [view.with_rows(part.reshape(-1)) for part in parts]
 
     def inverse(self, shapes: Shapes) -> Operation:
         return GroupByKeyHead(self.key_heads)
-
-
-@dataclass(frozen=True)
-class Cat(Operation):
-    """Join all tensors along an axis; along the last one, only pieces of the same rows.
-
-    Example: cat(0): [a b], [c] -> [a b c]
-    """
-
-    axis: int
-
-    def apply(self, views: Sequence[View]) -> list[View]:
-        if self.axis == views[0].rows.ndim:
-            return [_side_by_side(views)]
-        _expect_alike(views)
-        axis = _before_last(views[0], self.axis)
-        return [views[0].with_rows(np.concatenate([view.rows for view in views], axis))]
-
-    def inverse(self, shapes: Shapes) -> Operation:
-        return Split(self.axis, [shape[self.axis] for shape in shapes])
-
-
-@dataclass(frozen=True)
-class Split(Operation):
-    """Cut one tensor into pieces of the given sizes along an axis.
-
-    Example: split(0, [2, 1]): [a b c] -> [a b], [c]
-    """
-
-    axis: int
-    sizes: list[int]
-
-    def apply(self, views: Sequence[View]) -> list[View]:
-        (view,) = views
-        if self.axis == view.rows.ndim:
-            pieces = np.split(np.arange(view.width), _edges(view.width, self.sizes))
-            return [view.take(self.axis, piece) for piece in pieces]
-        axis = _before_last(view, self.axis)
-        edges = _edges(view.shape[axis], self.sizes)
-        return [view.with_rows(part) for part in np.split(view.rows, edges, axis)]
-
-    def inverse(self, shapes: Shapes) -> Operation:
-        return Cat(self.axis)
-
-
-@dataclass(frozen=True)
-class Stack(Operation):
-    """Join tensors along a new axis before the last.
-
-    Example: stack(0): [a b], [c d] -> [[a b] [c d]]
-    """
-
-    axis: int
-
-    def apply(self, views: Sequence[View]) -> list[View]:
-        _expect_alike(views)
-        axis = _before_last(views[0], self.axis, new=True)
-        return [views[0].with_rows(np.stack([view.rows for view in views], axis))]
-
-    def inverse(self, shapes: Shapes) -> Operation:
-        return Unstack(self.axis)
-
-
-@dataclass(frozen=True)
-class Unstack(Operation):
-    """Take an axis apart: one tensor for each of its entries (experts).
-
-    Example: unstack(0): [[a b] [c d]] -> [a b], [c d]
-    """
-
-    axis: int
-
-    def apply(self, views: Sequence[View]) -> list[View]:
-        (view,) = views
-        axis = _before_last(view, self.axis)
-        return [view.with_rows(part) for part in np.moveaxis(view.rows, axis, 0)]
-
-    def inverse(self, shapes: Shapes) -> Operation:
-        return Stack(self.axis)
-
-
-@dataclass(frozen=True)
-class Unsqueeze(_Each):
-    """Insert an axis of extent 1 before the last.
-
-    Example: unsqueeze(1): shape (6, 4) -> (6, 1, 4)
-    """
-
-    axis: int
-
-    def one(self, view: View) -> View:
-        return view.with_rows(np.expand_dims(view.rows, _before_last(view, self.axis, new=True)))
-
-    def inverse(self, shapes: Shapes) -> Operation:
-        return Squeeze(self.axis)
-
-
-@dataclass(frozen=True)
-class Squeeze(_Each):
-    """Remove an axis of extent 1 before the last.
-
-    Example: squeeze(1): shape (6, 1, 4) -> (6, 4)
-    """
-
-    axis: int
-
-    def one(self, view: View) -> View:
-        return view.with_rows(np.squeeze(view.rows, _before_last(view, self.axis)))
-
-    def inverse(self, shapes: Shapes) -> Operation:
-        return Unsqueeze(self.axis)
-
-
-@dataclass(frozen=True)
-class AsMatrix(_Each):
-    """Give a vector back its first axis of extent 1, which llama-quantize drops; a matrix stays.
-
-    Example: as_matrix(): shape (64,) -> (1, 64)
-    """
-
-    def one(self, view: View) -> View:
-        return view if view.rows.ndim else view.with_rows(view.rows.reshape(1))
-
-    def inverse(self, shapes: Shapes) -> Operation:
-        return Squeeze(0) if len(shapes[0]) == 1 else self
-
-
-@dataclass(frozen=True)
-class Transpose(_Each):
-    """Swap the last two axes; only arithmetic may follow.
-
-    Example: transpose(): shape (8, 64, 32) -> (8, 32, 64)
-    """
-
-    def one(self, view: View) -> View:
-        if not view.rows.ndim:
-            raise ValueError(f"shape {view.shape} can't be transposed")
-        return replace(view, transposed=not view.transposed)
-
-    def inverse(self, shapes: Shapes) -> Operation:
-        return Transpose()
 
 
 @dataclass(frozen=True)
@@ -380,45 +244,21 @@ class At(Operation):
         return At(self.position, self.operation.inverse(chosen), made)
 
 
-def _before_last(view: View, axis: int, *, new: bool = False) -> int:
-    """The axis, if it lies before the last one (or may be inserted there)."""
-    if not 0 <= axis < view.rows.ndim + new:
-        raise ValueError(f"axis {axis} isn't one before the last of shape {view.shape}")
-    return axis
-
-
 def _rows_by_head(view: View, heads: int) -> Indices:
     if view.rows.ndim != 1:
         raise ValueError(f"shape {view.shape} isn't a matrix")
     return view.rows.reshape(heads, -1)
 
 
-def _edges(extent: int, sizes: list[int]) -> Indices:
+def edges(extent: int, sizes: list[int]) -> Indices:
     """Where the pieces after the first begin."""
     if extent != sum(sizes) or min(sizes) < 1:
         raise ValueError(f"{extent} entries can't be cut into {sizes}")
     return np.cumsum(sizes)[:-1]
 
 
-def _side_by_side(views: Sequence[View]) -> View:
-    first = views[0]
-    if any(
-        not np.array_equal(view.rows, first.rows)
-        or view.sources != first.sources
-        or view.functions != first.functions
-        or view.transposed
-        for view in views
-    ):
-        raise ValueError("only pieces of the same rows can be joined along the last axis")
-    columns = [
-        np.arange(view.width, dtype=np.int64) if view.columns is None else view.columns
-        for view in views
-    ]
-    joined = np.concatenate(columns)
-    return replace(first, columns=joined, width=len(joined))
-
-
-def _expect_alike(views: Sequence[View]) -> None:
+def expect_alike(views: Sequence[View]) -> None:
+    """Raise ValueError for tensors that can't become one: other widths, columns or arithmetic."""
     first = views[0]
     if any(
         view.width != first.width

@@ -21,6 +21,7 @@ from gguf2st.gguf.container import TensorInfo
 from gguf2st.gguf.model import GgufModel, GgufSource
 from gguf2st.mapping.environment import Environment
 from gguf2st.mapping.expression import ExpressionError
+from gguf2st.mapping.folds import Fold, folds_of
 from gguf2st.mapping.table import Entry, Group, Table, load_tables
 from gguf2st.mapping.view import Source, View
 
@@ -31,8 +32,11 @@ class Recipe:
 
     `shape` is in torch order. `dtype` is "f32" where the tensor must keep it,
     else None. `fused` names the group of modules that an engine joins and that
-    must share one quantization scheme. `unquantized` says why the tensor is never
-    quantized, and is None when it may be.
+    must share one quantization scheme. `priority` is the place of its class among those
+    that gain most from more bits, 0 first; None for what the table doesn't list.
+    `unquantized` says why the tensor is never quantized, and is None when it may be.
+    `experts` names the modules that a stacked tensor (expert, ...) becomes where a format
+    stores them one by one, in the order of their rows, with "{expert}" for the number.
     """
 
     name: str
@@ -42,6 +46,8 @@ class Recipe:
     dtype: str | None
     unquantized: str | None
     fused: str | None
+    priority: int | None
+    experts: tuple[str, ...]
     operations: tuple[str, ...]
     _building: _Building
     _position: int
@@ -105,6 +111,7 @@ class Resolution:
     vision: Environment | None
     recipes: tuple[Recipe, ...]
     dropped: tuple[Dropped, ...]
+    folds: tuple[Fold, ...]
 
 
 def find_table(architecture: str, path: Path, directory: Path | None = None) -> Table:
@@ -157,10 +164,9 @@ def resolve(model: GgufModel, directory: Path | None = None) -> Resolution:
             f"{table.family} models have no {variant} class in {table.name}.toml."
         )
     text = Environment(table, model, table.classes[variant]["prefix"].fill({}))
-    recipes, dropped = _Resolver(table, text, model.tensors, model.language.path).run()
-    if model.mtp is not None:
-        copy = "the MTP file's copy of a tensor of the model"
-        dropped += [Dropped(model.mtp.tensors[name], copy) for name in model.duplicates]
+    resolver = _Resolver(table, text, model.tensors, model.language.path)
+    recipes, dropped = resolver.run()
+    dropped += [Dropped(tensor, reason) for tensor, reason in model.left_out]
     vision = None
     if vision_table is not None and model.projector is not None:
         vision = Environment(vision_table, model, "")
@@ -171,7 +177,15 @@ def resolve(model: GgufModel, directory: Path | None = None) -> Resolution:
         ).run()
         recipes, dropped = recipes + more, dropped + more_dropped
     return Resolution(
-        model, variant, table, text, vision_table, vision, tuple(recipes), tuple(dropped)
+        model,
+        variant,
+        table,
+        text,
+        vision_table,
+        vision,
+        tuple(recipes),
+        tuple(dropped),
+        tuple(resolver.folds()),
     )
 
 
@@ -217,6 +231,16 @@ class _Resolver:
             self._combine(match, parts[key])
         self._expect_complete()
         return list(self._recipes.values()), self._dropped
+
+    def folds(self) -> Iterator[Fold]:
+        """Where scales of activations may move, block by block."""
+        # Not more than the tensors can hold, whatever a damaged key claims.
+        most = max([len(self._tensors), *(t.shape[0] for t in self._tensors.values())])
+        experts = min(self._names.get("experts", 0), most)
+        for layer in range(self._names.get("blocks", 0)):
+            names = self._with_block({"layer": layer})
+            if names is not None and "B" in names:
+                yield from folds_of(self._table.folds, names, experts)
 
     def _scale_companions(self) -> Iterator[str]:
         """NVFP4 keeps the second-level scales of X.weight in X.scale and X.input_scale."""
@@ -310,7 +334,9 @@ class _Resolver:
                 component=component,
                 dtype=entry.dtype,
                 unquantized=self._unquantized(name, view.shape, component),
-                fused=self._fused(name, names),
+                fused=self._fused(name, {"expert": position} | names),
+                priority=self._priority(name, names),
+                experts=self._experts(name, names),
                 operations=tuple(call.source for call in entry.by),
                 _building=building,
                 _position=position,
@@ -340,10 +366,23 @@ class _Resolver:
         module = name.removesuffix(".weight")
         for kind, members in self._table.fused.items():
             for member in members:
-                needed = member.names - names.keys()
-                if not needed and member.fill(names) == module:
+                if member.names <= names.keys() and member.fill(names) == module:
                     return f"{names.get('B', '')}:{kind}"
         return None
+
+    def _priority(self, name: str, names: dict[str, Any]) -> int | None:
+        module = name.removesuffix(".weight")
+        for place, members in enumerate(self._table.finer.values()):
+            for member in members:
+                if member.names <= names.keys() and member.fill(names) == module:
+                    return place
+        return None
+
+    def _experts(self, name: str, names: dict[str, Any]) -> tuple[str, ...]:
+        for stacked, modules in self._table.experts.items():
+            if stacked.names <= names.keys() and stacked.fill(names) == name:
+                return tuple(module.fill(names | {"expert": "{expert}"}) for module in modules)
+        return ()
 
     def _expect_complete(self) -> None:
         for group in self._table.groups:
@@ -363,10 +402,11 @@ class _Resolver:
         for template in entry.to:
             experts = range(self._names.get("experts", 0))
             many = "expert" in template.names and "expert" not in names
+            # One after the other: a damaged file may claim billions of experts.
             outputs = (
-                [template.fill({**names, "expert": e}) for e in experts]
+                (template.fill({**names, "expert": e}) for e in experts)
                 if many
-                else [template.fill(names)]
+                else iter([template.fill(names)])
             )
             for output in outputs:
                 if output not in self._recipes:

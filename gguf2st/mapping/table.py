@@ -18,6 +18,7 @@ from typing import Any
 from gguf2st.errors import UsageError
 from gguf2st.mapping.calls import OperationCall
 from gguf2st.mapping.expression import Expression, ExpressionError, Template
+from gguf2st.mapping.folds import FoldRule
 
 SCHEMA = 1
 ENTRY_KEYS = {"to", "by", "dtype", "when", "drop"}
@@ -47,8 +48,12 @@ _STRUCTURE: dict[str, Any] = {
     "classes": {"text": _CLASS, "multimodal": _CLASS},
     "blocks": [{"when": str, "prefix": str, "component": str}],
     "tensors": {"*": {"when": str, "optional": bool, "component": str, "*": object}},
+    "experts": {"*": object},
+    "quantized": {"variants": {"*": str}, "others": str},
     "fused": {"*": [str]},
+    "finer": {"*": [str]},
     "unquantized": {"*": str},
+    "fold": {"*": {"from": str, "into": [str], "added": int, "heads": str}},
     "config": _FIELDS,
     "multimodal": _FIELDS,
     "files": {"*": _FIELDS},
@@ -147,6 +152,17 @@ class Fields:
 
 
 @dataclass(frozen=True)
+class Formats:
+    """The quantized formats that the engines read of an architecture, where they don't read all.
+
+    `variants` maps their names to the variant that it must be, `others` says why there are no more.
+    """
+
+    variants: dict[str, str]
+    others: str
+
+
+@dataclass(frozen=True)
 class Table:
     """A validated mapping table."""
 
@@ -161,8 +177,12 @@ class Table:
     classes: dict[str, dict[str, Template]]
     blocks: tuple[Block, ...]
     groups: tuple[Group, ...]
+    experts: dict[Template, tuple[Template, ...]]
+    quantized: Formats | None
     fused: dict[str, tuple[Template, ...]]
+    finer: dict[str, tuple[Template, ...]]
     unquantized: dict[str, str]
+    folds: dict[str, FoldRule]
     config: Fields
     multimodal: Fields
     files: dict[str, Fields]
@@ -231,7 +251,7 @@ def _overlay(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in top.items():
         below = result.get(key)
-        if value is False and isinstance(below, dict | str) and key != "optional":
+        if value is False and isinstance(below, dict | str | list) and key != "optional":
             del result[key]  # a child takes an inherited line or section away
             continue
         # An entry or a list is replaced as a whole; sections are merged line by line.
@@ -303,11 +323,12 @@ class _Builder:
             },
             blocks=tuple(self._blocks()),
             groups=tuple(self._groups()),
-            fused={
-                name: tuple(t for m in members if (t := self._template(f"fused.{name}", m)))
-                for name, members in data.get("fused", {}).items()
-            },
+            experts=dict(self._experts()),
+            quantized=self._formats(),
+            fused=self._modules("fused"),
+            finer=self._modules("finer"),
             unquantized=dict(data.get("unquantized", {})),
+            folds=dict(self._folds()),
             config=self._fields("config", data.get("config", {})),
             multimodal=self._fields("multimodal", data.get("multimodal", {})),
             files={
@@ -343,6 +364,12 @@ class _Builder:
         found = {key: self._expression(f"{where}.{key}", text) for key, text in section.items()}
         return {key: expression for key, expression in found.items() if expression is not None}
 
+    def _modules(self, section: str) -> dict[str, tuple[Template, ...]]:
+        return {
+            name: tuple(t for m in members if (t := self._template(f"{section}.{name}", m)))
+            for name, members in self._data.get(section, {}).items()
+        }
+
     def _fields(self, where: str, section: dict[str, Any]) -> Fields:
         derived = self._expressions(f"{where}.derived", _flat(section.get("derived", {})))
         return Fields(derived, _flat(section.get("constants", {})))
@@ -353,6 +380,36 @@ class _Builder:
             prefix = self._template(f"blocks[{number}].prefix", block.get("prefix"))
             if when is not None and prefix is not None:
                 yield Block(when, prefix, block.get("component"))
+
+    def _experts(self) -> Iterator[tuple[Template, tuple[Template, ...]]]:
+        for stacked, modules in self._data.get("experts", {}).items():
+            where = f"experts.{stacked!r}"
+            key = self._template(where, stacked)
+            names = tuple(t for module in _listed(modules) if (t := self._template(where, module)))
+            if key is not None:
+                yield key, names
+
+    def _folds(self) -> Iterator[tuple[str, FoldRule]]:
+        for title, rule in self._data.get("fold", {}).items():
+            where = f"fold.{title!r}"
+            writer = self._template(where, rule.get("from"))
+            readers = tuple(
+                t for name in rule.get("into", ()) if (t := self._template(where, name))
+            )
+            heads = self._expression(where, rule["heads"]) if "heads" in rule else None
+            if not readers:
+                self._problems.append(f"{where}: into must name the matrices that read it")
+            elif writer is not None:
+                yield title, FoldRule(writer, readers, float(rule.get("added", 0)), heads)
+
+    def _formats(self) -> Formats | None:
+        section = self._data.get("quantized")
+        if section is None:
+            return None
+        variants, others = section.get("variants", {}), section.get("others", "")
+        if not variants or not others:
+            self._problems.append("quantized needs variants, and others: why there are no more")
+        return Formats(variants, others)
 
     def _groups(self) -> Iterator[Group]:
         for title, group in self._data.get("tensors", {}).items():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from gguf2st.gguf.blocks import decode_rows
+from gguf2st.gguf.blocks import BlockType, decode_rows
 from gguf2st.gguf.container import TensorInfo
 
 Indices = npt.NDArray[np.int64]
@@ -67,7 +67,8 @@ class View:
 
     `rows` has the shape of the leading axes and holds row numbers; `width` is the
     last axis; `columns` reorders it; `functions` are applied to float32 values in
-    order; `transposed` swaps the last two axes at the very end.
+    order; `transposed` swaps the last two axes at the very end. With `single`, rows
+    hold one element each (width 1) and the last axis of `rows` is the tensor's own.
     """
 
     sources: tuple[Source, ...]
@@ -76,6 +77,7 @@ class View:
     columns: Indices | None = None
     functions: tuple[Function, ...] = ()
     transposed: bool = False
+    single: bool = False
 
     @classmethod
     def of(cls, sources: tuple[Source, ...], number: int) -> View:
@@ -87,6 +89,8 @@ class View:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape in torch order."""
+        if self.single:
+            return self.rows.shape
         shape = (*self.rows.shape, self.width)
         return (*shape[:-2], shape[-1], shape[-2]) if self.transposed else shape
 
@@ -122,17 +126,45 @@ class View:
 
         All rows must be of one type. Columns may move when every block moves as a whole.
         """
+        return self.packed_type() is not None
+
+    def packed_type(self) -> type[BlockType] | None:
+        """The type of all blocks where they can be moved as they are, or None."""
         used = [self.sources[number] for number in np.unique(self.rows >> SOURCE_SHIFT)]
         kinds = {source.tensor.kind for source in used}
         if self.functions or self.transposed or len(kinds) > 1 or any(s.scale for s in used):
-            return False
+            return None
+        kind: type[BlockType] = kinds.pop()
         if self.columns is None:
-            return True
-        size = kinds.pop().block_size
-        if self.width % size:
-            return False
-        blocks = self.columns.reshape(-1, size)
-        return bool((blocks[:, :1] % size == 0).all() and (np.diff(blocks, axis=1) == 1).all())
+            return kind
+        if self.width % kind.block_size:
+            return None
+        blocks = self.columns.reshape(-1, kind.block_size)
+        whole = (blocks[:, :1] % kind.block_size == 0).all() and (
+            np.diff(blocks, axis=1) == 1
+        ).all()
+        return kind if whole else None
+
+    def read_packed(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Blocks of output rows `start` to `stop`, uint8 of shape (rows, row_bytes).
+
+        Only of a view that has a `packed_type`.
+        """
+        numbers = self.rows.reshape(-1)[start:stop]
+        pieces = []
+        for source_number in np.unique(numbers >> SOURCE_SHIFT):
+            chosen = np.flatnonzero(numbers >> SOURCE_SHIFT == source_number)
+            tensor = self.sources[source_number].tensor
+            pieces.append((chosen, _read_packed(tensor, numbers[chosen] & ROW_MASK)))
+        raw = np.empty((len(numbers), pieces[0][1].shape[1]), np.uint8)
+        for chosen, rows in pieces:
+            raw[chosen] = rows
+        if self.columns is None:
+            return raw
+        kind = tensor.kind
+        order = self.columns[:: kind.block_size] // kind.block_size
+        blocks = raw.reshape(len(raw), -1, kind.block_bytes)[:, order]
+        return blocks.reshape(len(raw), -1)
 
     def read(self, start: int, stop: int) -> Values:
         """Values of output rows `start` to `stop`, float32 of shape (rows, shape[-1]).
@@ -140,9 +172,13 @@ class View:
         Output rows count all leading axes together. Memory is bounded by the
         piece asked for, not by the tensor.
         """
-        values = (
-            self._read_transposed(start, stop) if self.transposed else self._gather(start, stop)
-        )
+        if self.single:
+            width = self.rows.shape[-1]
+            values = self._gather(start * width, stop * width).reshape(stop - start, width)
+        elif self.transposed:
+            values = self._read_transposed(start, stop)
+        else:
+            values = self._gather(start, stop)
         for function in self.functions:
             values = function(values)
         return values

@@ -9,6 +9,7 @@ import pytest
 
 from gguf2st.errors import Gguf2stError
 from gguf2st.gguf import GgufModel, open_model
+from gguf2st.options import PlanOptions
 from gguf2st.plan import make_plan
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "qwen35moe-small"
@@ -50,7 +51,7 @@ def test_every_key(model, value):
             damaged = GgufModel(language, projector, None, language.metadata, model.tensors)
             signal.alarm(SECONDS)
             try:
-                make_plan(damaged, to="bf16")
+                make_plan(damaged, PlanOptions())
             except Gguf2stError as error:
                 assert "\n" not in str(error)
             except Exception as error:
@@ -58,3 +59,17 @@ def test_every_key(model, value):
             finally:
                 signal.alarm(0)
     assert not escaped
+
+
+def test_billions_of_experts_that_a_table_names_one_by_one():
+    folder = FOLDER.parent / "qwen3moe-small"
+    language = open_model(folder / f"{folder.name}-bf16.gguf").language
+    damaged = changed(language, "qwen3moe.expert_count", 2**32 - 1)
+    model = GgufModel(damaged, None, None, damaged.metadata, damaged.tensors)
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        with pytest.raises(Gguf2stError, match="lacks tensor"):
+            make_plan(model, PlanOptions())
+    finally:
+        signal.alarm(0)

@@ -83,6 +83,13 @@ def grouped(parts, heads):
     return torch.cat([block[head] for head in range(heads) for block in blocks])
 
 
+def alternating(*parts):
+    """One row of each, then the next ones, row by row."""
+    count = parts[0].shape[-2]
+    rows = [part[..., row : row + 1, :] for row in range(count) for part in parts]
+    return torch.cat(rows, -2)
+
+
 # (call, input shapes, the same in torch, whether Q8_0 blocks can move packed)
 EACH, MATRIX, EXPERTS = (24,), (24, 64), (3, 8, 64)
 CASES = [
@@ -165,6 +172,16 @@ CASES = [
     ("at(1, cat(0), 2)", [MATRIX] * 4, lambda a, b, c, d: [a, torch.cat([b, c]), d], True),
     ("at(0, at(0, unstack(0)))", [EXPERTS, MATRIX], lambda a, b: [*a.unbind(), b], True),
     ("neg_log()", [MATRIX], lambda a: [torch.log(-a)], False),
+    ("interleave()", [MATRIX] * 2, lambda a, b: [alternating(a, b)], True),
+    ("interleave()", [EXPERTS] * 3, lambda *a: [alternating(*a)], True),
+    ("interleave()", [(4, 1, 64)] * 2, lambda a, b: [torch.cat([a, b], 1)], True),
+    ("deinterleave(2)", [MATRIX], lambda a: [a[0::2], a[1::2]], True),
+    ("deinterleave(4)", [EXPERTS], lambda a: [a[:, number::4] for number in range(4)], True),
+]
+# Of tensors whose rows are single numbers, which no block type holds.
+ELEMENTS = [
+    ("by_element()", [(3, 64), (64,)], lambda a, b: [a.unsqueeze(-1), b.unsqueeze(-1)]),
+    ("join_elements()", [(3, 8, 1), (5, 1)], lambda a, b: [a.squeeze(-1), b.squeeze(-1)]),
 ]
 IDS = [f"{number} {case[0]}" for number, case in enumerate(CASES)]
 
@@ -174,7 +191,8 @@ def inputs(call, shapes):
 
 
 def test_every_operation_has_a_case():
-    named = set(re.findall(r"[a-z_]+(?=\()", " ".join(case[0] for case in CASES)))
+    calls = " ".join(case[0] for case in (*CASES, *ELEMENTS))
+    named = set(re.findall(r"[a-z_]+(?=\()", calls))
     assert named == {name for name in Operation.registry if not name.startswith("_")}
 
 
@@ -192,6 +210,16 @@ def test_operations(tmp_path, call, shapes, in_torch, packed, kind):
         assert view.acts_on_packed_rows() == (packed if kind is Kind.Q8_0 else not arithmetic)
         if view.acts_on_packed_rows():
             assert (move_packed(view, kind) == whole(view).numpy().reshape(-1)).all()
+
+
+@pytest.mark.parametrize(("call", "shapes", "in_torch"), ELEMENTS, ids=str)
+def test_operations_on_single_elements(tmp_path, call, shapes, in_torch):
+    views, values = views_of(tmp_path / "a.gguf", some(*shapes))
+    made, expected = bind(call).apply(views), in_torch(*values)
+    for view, value in zip(made, expected, strict=True):
+        assert (view.shape, view.elements) == (tuple(value.shape), value.numel())
+        torch.testing.assert_close(whole(view), value.contiguous(), rtol=0, atol=0)
+        check_pieces(view)
 
 
 def check_pieces(view):
@@ -217,7 +245,11 @@ def move_packed(view, kind):
     return gguf.quants.dequantize(raw.view(np.float32) if kind is Kind.F32 else raw, kind)
 
 
-@pytest.mark.parametrize(("call", "shapes"), [case[:2] for case in CASES], ids=IDS)
+@pytest.mark.parametrize(
+    ("call", "shapes"),
+    [case[:2] for case in (*CASES, *ELEMENTS)],
+    ids=[*IDS, *(case[0] for case in ELEMENTS)],
+)
 def test_inverses(tmp_path, call, shapes):
     views, values = views_of(tmp_path / "a.gguf", inputs(call, shapes))
     operation = bind(call)
@@ -294,6 +326,45 @@ def test_experts_like_qwen3_vl(tmp_path):
     (made,) = follow(views, "cat(1)", "transpose()")
     torch.testing.assert_close(whole(made), torch.cat([gate, up], 1).mT.contiguous())
     check_pieces(made)
+
+
+def test_experts_like_gpt_oss(tmp_path):
+    """Gate and up alternate, and what is stored (in, out) is transposed."""
+    views, (gate, up) = views_of(tmp_path / "a.gguf", some((3, 8, 96), (3, 8, 96)), Kind.Q8_0)
+    (made,) = follow(views, "interleave()", "transpose()")
+    expected = np.empty((3, 96, 16), np.float32)
+    expected[..., 0::2], expected[..., 1::2] = gate.mT, up.mT
+    np.testing.assert_array_equal(whole(made), expected)
+    check_pieces(made)
+
+
+def test_biases_like_gpt_oss(tmp_path):
+    views, (gate, up) = views_of(tmp_path / "a.gguf", some((3, 8), (3, 8)))
+    (made,) = follow(views, "by_element()", "interleave()", "join_elements()")
+    expected = np.empty((3, 16), np.float32)
+    expected[:, 0::2], expected[:, 1::2] = gate, up
+    np.testing.assert_array_equal(whole(made), expected)
+    check_pieces(made)
+
+
+@pytest.mark.parametrize(
+    ("calls", "shapes", "kind", "message"),
+    [
+        (["by_element()"], [(4, 64)], Kind.Q8_0, "only unquantized"),
+        (["value_heads(2, 2, 16, 0, -1)", "by_element()"], [(4, 64)], Kind.F32, "own order"),
+        (["join_elements()"], [(4, 64)], Kind.F32, "64 elements"),
+        (["deinterleave(3)"], [(4, 64)], Kind.F32, "4 rows"),
+        (["deinterleave(0)"], [(4, 64)], Kind.F32, "0"),
+        (["interleave()"], [(4, 64), (4, 32)], Kind.F32, "can't be joined"),
+        (["interleave()"], [(4, 64), (6, 64)], Kind.F32, "can't be joined|shape"),
+        (["interleave()"], [(64,), (64,)], Kind.F32, "rows"),
+        (["deinterleave(2)"], [(64,)], Kind.F32, "rows"),
+    ],
+)
+def test_rows_that_do_not_alternate(tmp_path, calls, shapes, kind, message):
+    views, _ = views_of(tmp_path / "a.gguf", some(*shapes), kind)
+    with pytest.raises(ValueError, match=message):
+        follow(views, *calls)
 
 
 def test_a_transposed_view_with_reordered_columns_and_arithmetic(tmp_path):
