@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,7 @@ import typer
 from gguf2st.errors import Gguf2stError, UsageError
 
 if TYPE_CHECKING:
-    from gguf2st.convert import Progress
+    from gguf2st.run import Progress
 
 app = typer.Typer(
     help="Turn GGUF models into Hugging Face checkpoints that vLLM, SGLang and transformers load as they are.",
@@ -48,6 +48,32 @@ def parse_size(text: str) -> int:
     return int(float(found[1]) * unit)
 
 
+def parse_names(option: str, text: str, known: Sequence[str]) -> list[str]:
+    """Comma-separated names, each one of `known`. Raises `UsageError`."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{option} {name!r} isn't one of {', '.join(known)}.")
+    if not names:
+        raise UsageError(f"{option} needs one of {', '.join(known)}.")
+    return names
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Comma-separated tensor-parallel sizes. Raises `UsageError`."""
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise UsageError(f"--tp {text!r} isn't a list of sizes; write for example 1,2,4.")
+    return [int(size) for size in text.split(",")]
+
+
+def parse_scheme(text: str) -> tuple[str, str]:
+    """Expression and scheme of REGEX=SCHEME. Raises `UsageError`."""
+    pattern, equals, scheme = text.rpartition("=")
+    if not (pattern and equals):
+        raise UsageError(f"--scheme {text!r} has no scheme; write for example self_attn=int8-g32.")
+    return pattern, scheme
+
+
 def _print(report: Any, *, as_json: bool) -> None:
     typer.echo(json.dumps(report.to_dict(), indent=2) if as_json else report.to_text())
 
@@ -73,61 +99,213 @@ class _Bar:
             self._bar.close()
 
 
+_ENGINES = ("vllm", "sglang", "hf")
+_FILES, _FORMAT, _RULES, _OUTPUT = "Files", "Format", "What the engines must take", "Output"
+
+
 @app.command()
 def convert(
     model: Annotated[
         Path, typer.Argument(help="A GGUF file, or any shard of a split one.", show_default=False)
     ],
     mmproj: Annotated[
-        Path | None, typer.Option(help="The vision projector that belongs to the model.")
+        Path | None,
+        typer.Option(
+            help="The vision projector that belongs to the model.", rich_help_panel=_FILES
+        ),
     ] = None,
     mtp: Annotated[
-        Path | None, typer.Option(help="A separate file with the model's MTP blocks.")
+        str | None,
+        typer.Option(
+            help="A separate file with the model's MTP blocks; or the word drop to leave them out.",
+            rich_help_panel=_FILES,
+        ),
     ] = None,
-    to: Annotated[str, typer.Option(help="Output format: bf16, f16 or f32.")] = "bf16",
-    output: Annotated[
+    imatrix: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Directory to write; default: MODEL-FORMAT."),
+        typer.Option(help="An importance matrix that weights the error.", rich_help_panel=_FILES),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Plan and report, but write nothing.")
-    ] = False,
-    as_json: Json = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an existing checkpoint directory.")
-    ] = False,
-    max_shard_size: Annotated[str, typer.Option(help="Largest shard, such as 5GB.")] = "5GB",
+    smoothing: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="With --imatrix: exponent of the activations' size in the scales that move into weights; "
+            "0: none. Default: 0.35.",
+            rich_help_panel=_FORMAT,
+        ),
+    ] = None,
+    activation_scales: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON or safetensors file of modules' static activation scales, for w4afp8.",
+            rich_help_panel=_FILES,
+        ),
+    ] = None,
     tokenizer_from: Annotated[
-        str | None, typer.Option(help="Directory (or hub name) of the original tokenizer.")
+        str | None,
+        typer.Option(
+            help="Directory (or hub name) of the original tokenizer.", rich_help_panel=_FILES
+        ),
     ] = None,
     config_from: Annotated[
-        str | None, typer.Option(help="Directory (or hub name) of the original config.json.")
+        str | None,
+        typer.Option(
+            help="Directory (or hub name) of the original config.json.", rich_help_panel=_FILES
+        ),
     ] = None,
     mappings: Annotated[
         Path | None,
-        typer.Option(help="Directory of mapping tables to use instead of the shipped ones."),
+        typer.Option(
+            help="Directory of mapping tables instead of the shipped ones.", rich_help_panel=_FILES
+        ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Workers; default: up to 4.")] = None,
+    to: Annotated[
+        str,
+        typer.Option(help="Output format; `gguf2st formats` lists all.", rich_help_panel=_FORMAT),
+    ] = "bf16",
+    bits: Annotated[int | None, typer.Option(help="4 or 8.", rich_help_panel=_FORMAT)] = None,
+    group_size: Annotated[
+        int | None,
+        typer.Option(help="Columns that share a scale; 0: the whole row.", rich_help_panel=_FORMAT),
+    ] = None,
+    symmetric: Annotated[
+        bool | None,
+        typer.Option(
+            "--symmetric/--asymmetric", help="Without or with zero points.", rich_help_panel=_FORMAT
+        ),
+    ] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(help="Variant of the format, such as fp8's block.", rich_help_panel=_FORMAT),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="bf16 or f16: unquantized tensors and scales.", rich_help_panel=_FORMAT),
+    ] = None,
+    scheme: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="REGEX=SCHEME: another scheme for matching modules, such as self_attn=int8-g32.",
+            rich_help_panel=_FORMAT,
+        ),
+    ] = None,
+    quality: Annotated[
+        int | None,
+        typer.Option(
+            help="0: int4 g128; 1: int4 g32; 2: and int8 for q, k and v; 3: and for down projections. "
+            "Chooses bits and group sizes itself.",
+            rich_help_panel=_FORMAT,
+        ),
+    ] = None,
+    bits_per_weight: Annotated[
+        float | None,
+        typer.Option(
+            help="The most exact mix whose whole output, as reported, has at most so many bits per weight.",
+            rich_help_panel=_FORMAT,
+        ),
+    ] = None,
+    fit: Annotated[
+        str,
+        typer.Option(help="search for the scales of least error, or rtn.", rich_help_panel=_FORMAT),
+    ] = "search",
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Leave modules that match this expression unquantized.", rich_help_panel=_FORMAT
+        ),
+    ] = None,
+    quantize: Annotated[
+        list[str] | None,
+        typer.Option(help="Quantize matching modules that would be kept.", rich_help_panel=_FORMAT),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated: vllm, sglang, hf; default: all that take the format.",
+            rich_help_panel=_RULES,
+        ),
+    ] = None,
+    tp: Annotated[
+        str,
+        typer.Option(
+            help="Tensor-parallel sizes to keep valid, such as 1,2,4.", rich_help_panel=_RULES
+        ),
+    ] = "1",
+    sm: Annotated[
+        int | None,
+        typer.Option(
+            help="Compute capability of the cards, such as 75 or 86.", rich_help_panel=_RULES
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Directory to write; default: MODEL-FORMAT.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    max_shard_size: Annotated[
+        str, typer.Option(help="Largest shard, such as 5GB.", rich_help_panel=_OUTPUT)
+    ] = "5GB",
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace an existing checkpoint directory.", rich_help_panel=_OUTPUT
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Plan and report, but write nothing.", rich_help_panel=_OUTPUT
+        ),
+    ] = False,
+    as_json: Json = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Workers; default: up to 4.", rich_help_panel=_OUTPUT)
+    ] = None,
 ) -> None:
     """Convert a model, with its projector and MTP blocks, to a Hugging Face directory."""
-    from gguf2st.convert import DEFAULT_THREADS  # noqa: PLC0415  # --help shouldn't wait for numpy
-    from gguf2st.convert import convert as run  # noqa: PLC0415
+    from gguf2st.conversion import DEFAULT_THREADS  # noqa: PLC0415  # --help shouldn't wait for numpy
+    from gguf2st.conversion import convert as run  # noqa: PLC0415
+    from gguf2st.options import PlanOptions  # noqa: PLC0415
+    from gguf2st.targets import TargetOptions  # noqa: PLC0415
 
+    options = PlanOptions(
+        to=to,
+        target=TargetOptions(
+            bits, group_size, symmetric, variant, dtype, tuple(map(parse_scheme, scheme or ()))
+        ),
+        engines=tuple(parse_names("--engine", engine, _ENGINES)) if engine else None,
+        tensor_parallel=tuple(parse_sizes(tp)),
+        compute_capability=sm,
+        keep=tuple(keep or ()),
+        quantize=tuple(quantize or ()),
+        quality=quality,
+        bits_per_weight=bits_per_weight,
+        smoothing=smoothing,
+        fit=parse_names("--fit", fit, ("search", "rtn"))[0],
+        max_shard_bytes=parse_size(max_shard_size),
+        mapping_directory=mappings,
+        threads=threads or DEFAULT_THREADS,
+    )
     bar = _Bar(hidden=dry_run)
     try:
         report = run(
             model,
             output,
             mmproj=mmproj,
-            mtp=mtp,
-            to=to,
-            dry_run=dry_run,
-            force=force,
-            max_shard_bytes=parse_size(max_shard_size),
+            mtp=None if mtp == "drop" else mtp,
+            drop_mtp=mtp == "drop",
+            imatrix=imatrix,
+            activation_scales=activation_scales,
             tokenizer_from=tokenizer_from,
             config_from=config_from,
-            mappings=mappings,
-            threads=threads or DEFAULT_THREADS,
+            options=options,
+            dry_run=dry_run,
+            force=force,
             progress=bar,
         )
     finally:
@@ -162,6 +340,18 @@ def archs(as_json: Json = False) -> None:
     for entry in found:
         names = ", ".join(entry.architectures) or "projector " + ", ".join(entry.projectors)
         typer.echo(f"{names:28} {entry.family}")
+
+
+@app.command()
+def formats() -> None:
+    """List the output formats."""
+    from gguf2st.targets import target_named, target_names  # noqa: PLC0415
+
+    for name in target_names():
+        # Each format's file begins with what it is.
+        file = sys.modules[type(target_named(name)).__module__]
+        summary = (file.__doc__ or "").partition("\n")[0]
+        typer.echo(f"{name:20} {summary}")
 
 
 def _interrupted(_signal: int, _frame: Any) -> None:

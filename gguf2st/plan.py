@@ -1,55 +1,90 @@
-"""Recipes x target -> Plan: everything that will exist, as pure data.
+"""Recipes x target x engines -> Plan: everything that will exist, as pure data.
 
 A dry run prints it, the conversion runs it, progress and reports count it.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import functools
+import itertools
+import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gguf2st.checkpoint.documents import build_documents
+from gguf2st.alternatives import working_choice
+from gguf2st.checkpoint.documents import Documents, build_documents
 from gguf2st.checkpoint.writer import Placement, Shard, index_document, lay_out
-from gguf2st.errors import Gguf2stError, InputError
+from gguf2st.errors import Gguf2stError, InputError, UnsupportedError, UsageError
+from gguf2st.folding import EXPONENT, Folding, fold_scales
 from gguf2st.gguf import GgufModel
 from gguf2st.mapping import Recipe, Resolution, resolve
-from gguf2st.targets import Target, target_named
+from gguf2st.modules import Module, importance_of, modules_of
+from gguf2st.options import PlanOptions
+from gguf2st.selection import Kept, Selection, as_read
+from gguf2st.targets import Quantized, Target, TensorSpec, target_named
 
-DEFAULT_SHARD_BYTES = 5_000_000_000
 # Elements that one worker decodes at a time: 4 MB of float32, near a core's cache.
 CHUNK_ELEMENTS = 1 << 20
 # Measured: the interpreter with its libraries, and one worker's buffers, in bytes.
 BASE_MEMORY = 120_000_000
 CHUNK_MEMORY = 32 * CHUNK_ELEMENTS
+# Plans differ in headers and config.json, too, by fewer bytes.
+SLACK = 4096
+# Share of a budget that a plan should use.
+NEARLY_ALL = 0.97
 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor of the output: the recipe it comes from and its place in a shard."""
+    """An unquantized tensor: the recipe it comes from and its place in a shard."""
 
     recipe: Recipe
     placement: Placement
 
 
 @dataclass(frozen=True)
+class PlannedModule:
+    """A quantized matrix: its scheme, and the places of the tensors that stand for it."""
+
+    module: Module
+    quantized: Quantized
+    placements: dict[str, Placement]
+
+
+@dataclass(frozen=True)
 class Plan:
     """Every tensor and file of the output.
 
-    `documents` maps file names to their text; `peak_memory` is an estimate in bytes.
+    `tensors` are unquantized, `modules` quantized; `documents` maps file names to
+    their text; `kept` says which matrices a rule left unquantized; `peak_memory` is
+    an estimate in bytes; `engines` load the result.
     """
 
     resolution: Resolution
     target: Target
+    options: PlanOptions
     tensors: tuple[PlannedTensor, ...]
+    modules: tuple[PlannedModule, ...]
+    kept: tuple[Kept, ...]
     shards: tuple[Shard, ...]
     documents: dict[str, str]
+    folding: Folding
     warnings: tuple[str, ...]
     differences: tuple[str, ...]
-    threads: int
+    engines: tuple[str, ...]
+
+    @property
+    def placements(self) -> Iterator[Placement]:
+        """Places of all tensors."""
+        for tensor in self.tensors:
+            yield tensor.placement
+        for module in self.modules:
+            yield from module.placements.values()
 
     @property
     def model_class(self) -> str:
@@ -65,14 +100,37 @@ class Plan:
         )
 
     @property
+    def parameters(self) -> int:
+        """Weights of the model."""
+        return sum(math.prod(recipe.shape) for recipe in self.resolution.recipes)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bytes of the whole output for each weight of the model, in bits."""
+        return 8 * self.total_bytes / max(1, self.parameters)
+
+    @property
     def peak_memory(self) -> int:
         """Estimated peak of resident memory in bytes; it doesn't grow with the model."""
         vocabulary = sum(len(text) for text in self.documents.values())
-        return BASE_MEMORY + self.threads * CHUNK_MEMORY + 3 * vocabulary
+        # A stack is written as it comes; other encoders may hold a matrix until it is complete.
+        matrices = (module for module in self.modules if not module.quantized.experts)
+        packed = max(
+            (sum(p.nbytes for p in module.placements.values()) for module in matrices), default=0
+        )
+        return BASE_MEMORY + self.options.threads * (CHUNK_MEMORY + 2 * packed) + 3 * vocabulary
 
     def components(self) -> dict[str, int]:
-        """Component ("text", "vision", "mtp") -> number of output tensors."""
-        return dict(Counter(tensor.recipe.component for tensor in self.tensors))
+        """Component ("text", "vision", "mtp") -> number of source-level tensors of the output."""
+        recipes = [tensor.recipe for tensor in self.tensors]
+        recipes += {
+            module.module.recipe.name: module.module.recipe for module in self.modules
+        }.values()
+        return dict(Counter(recipe.component for recipe in recipes))
+
+    def schemes(self) -> dict[str, int]:
+        """Scheme -> number of modules that are quantized so."""
+        return dict(Counter(str(module.quantized.scheme) for module in self.modules))
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON data."""
@@ -86,67 +144,204 @@ class Plan:
             "components": self.components(),
             "files": {s.file_name: s.nbytes for s in self.shards}
             | {name: len(text.encode()) for name, text in self.documents.items()},
-            "tensors": [
+            "tensors": [self._tensor_entry(t.placement, t.recipe) for t in self.tensors],
+            "modules": [
                 {
-                    "name": t.placement.spec.name,
-                    "dtype": t.placement.spec.dtype,
-                    "shape": list(t.placement.spec.shape),
-                    "file": self.shards[t.placement.shard].file_name,
-                    "component": t.recipe.component,
-                    "sources": [[s.tensor.name, s.tensor.kind.name] for s in t.recipe.sources],
-                    "operations": list(t.recipe.operations),
+                    "name": module.module.name,
+                    "scheme": str(module.quantized.scheme),
+                    "source": module.module.source().tensor.kind.name,
+                    "tensors": [
+                        self._tensor_entry(p, module.module.recipe)
+                        for p in module.placements.values()
+                    ],
                 }
-                for t in self.tensors
+                for module in self.modules
             ],
+            "kept": [[kept.name, kept.reason] for kept in self.kept],
             "dropped": [[d.tensor.name, d.reason] for d in self.resolution.dropped],
             "warnings": list(self.warnings),
             "differences": list(self.differences),
         }
 
+    def _tensor_entry(self, placement: Placement, recipe: Recipe) -> dict[str, Any]:
+        return {
+            "name": placement.spec.name,
+            "dtype": placement.spec.dtype,
+            "shape": list(placement.spec.shape),
+            "file": self.shards[placement.shard].file_name,
+            "component": recipe.component,
+            "sources": [[s.tensor.name, s.tensor.kind.name] for s in recipe.sources],
+            "operations": list(recipe.operations),
+        }
 
-def make_plan(
-    model: GgufModel,
-    *,
-    to: str,
-    maximum_shard_bytes: int = DEFAULT_SHARD_BYTES,
-    tokenizer_from: Path | None = None,
-    config_from: Path | None = None,
-    mapping_directory: Path | None = None,
-    threads: int = 1,
-) -> Plan:
+
+def make_plan(model: GgufModel, options: PlanOptions) -> Plan:
     """Decide everything about a conversion; nothing is written and no weight is read.
 
-    Raises the errors of `resolve` and of the checkpoint's files, and `InputError`
-    when keys hold values of a kind that nobody can make sense of.
+    Raises the errors of `resolve` and of the checkpoint's files, `UsageError` for
+    options that contradict each other, and `InputError` when keys hold values of a
+    kind that nobody can make sense of.
     """
-    target = target_named(to)
+    target = target_named(options.to, options.target)
     with _keys_making_sense(model.language.path):
-        resolution = resolve(model, mapping_directory)
-        documents = build_documents(
-            resolution, target, tokenizer_from=tokenizer_from, config_from=config_from
-        )
-    owners = {
-        spec.name: (recipe, spec)
-        for recipe in resolution.recipes
-        for spec in target.tensors(recipe)
-    }
-    if not owners:
-        raise InputError(f"{model.language.path} holds no weights; give a model.")
-    placements, shards = lay_out([spec for _, spec in owners.values()], maximum_shard_bytes)
-    texts = dict(documents.texts)
-    index = index_document(placements, shards)
-    if index is not None:
-        texts["model.safetensors.index.json"] = documents.as_json(index)
-    return Plan(
-        resolution=resolution,
-        target=target,
-        tensors=tuple(PlannedTensor(owners[p.spec.name][0], p) for p in placements),
-        shards=shards,
-        documents=texts,
-        warnings=tuple(documents.warnings),
-        differences=tuple(documents.differences),
-        threads=threads,
+        resolution = resolve(model, options.mapping_directory)
+    target = as_read(target, options, resolution)
+    try:
+        chosen = Selection(resolution, target, options)
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            f"{error}; take {working_choice(resolution, options)}, or narrow --engine."
+        ) from error
+    drafts = _Drafts(resolution, target, options, chosen)
+    plan = drafts.draft() if options.bits_per_weight is None else drafts.within_budget()
+    return replace(
+        plan,
+        folding=_folding(resolution, target, options, [q for _, q in chosen.modules]),
+        warnings=(*plan.warnings, *chosen.check(drafts.quantization())),
     )
+
+
+class _Drafts:
+    """Plans of a model that differ in what a selection has decided; nothing is folded yet."""
+
+    def __init__(
+        self, resolution: Resolution, target: Target, options: PlanOptions, chosen: Selection
+    ) -> None:
+        self._resolution, self._target, self._options = resolution, target, options
+        self._chosen = chosen
+
+    @functools.cached_property
+    def _documents(self) -> Documents:
+        with _keys_making_sense(self._resolution.model.language.path):
+            return build_documents(
+                self._resolution,
+                self._target,
+                tokenizer_from=self._options.tokenizer_from,
+                config_from=self._options.config_from,
+            )
+
+    def quantization(self) -> dict[str, Any] | None:
+        """`quantization_config` of what is decided."""
+        return self._target.quantization_config(
+            [quantized for _, quantized in self._chosen.modules], self._chosen.unquantized_names()
+        )
+
+    def within_budget(self) -> Plan:
+        """The last plan on the way to the most exact one that has at most the bits asked for.
+
+        Raises `UnsupportedError` when even the smallest has more.
+        """
+        smallest = self.draft()
+        wanted = self._options.bits_per_weight or 0.0
+        spare = math.ceil(wanted * smallest.parameters / 8) - smallest.total_bytes
+        grown = list(itertools.accumulate(step.growth for step in self._chosen.steps))
+        count, plan = bisect.bisect_right(grown, spare + SLACK), smallest
+        while count:
+            self._chosen.climb(count)
+            plan = self.draft()
+            if plan.bits_per_weight <= wanted:
+                break
+            count -= 1
+        if not count:
+            self._chosen.climb(0)
+            plan = smallest
+        if plan.bits_per_weight > wanted:
+            least = math.ceil(smallest.bits_per_weight * 100) / 100
+            raise UnsupportedError(
+                f"the smallest {self._target.name} checkpoint of {self._resolution.model.language.path} "
+                f"has {smallest.bits_per_weight:.3f} bits per weight, its unquantized parts included; "
+                f"give --bits-per-weight {least:.2f} or more."
+            )
+        if count < len(grown) and plan.bits_per_weight < NEARLY_ALL * wanted:
+            larger = plan.total_bytes + self._chosen.steps[count].growth
+            unused = (
+                f"{plan.bits_per_weight:.2f} of {wanted:g} bits per weight are used: the next larger plan "
+                f"has {8 * larger / plan.parameters:.2f}, as an engine joins what its step makes finer"
+            )
+            return replace(plan, warnings=(*plan.warnings, unused))
+        return plan
+
+    def draft(self) -> Plan:
+        """The plan of what is decided."""
+        resolution, target, chosen = self._resolution, self._target, self._chosen
+        path = resolution.model.language.path
+        specs: list[TensorSpec] = []
+        dense: dict[str, Recipe] = {}
+        for recipe in resolution.recipes:
+            modules = chosen.quantized_modules(recipe)
+            if modules:
+                for _, quantized in modules:
+                    specs += target.tensors(quantized)
+            else:
+                dtype = "F32" if recipe.dtype == "f32" else target.dtype
+                specs.append(TensorSpec(recipe.name, dtype, recipe.shape))
+                dense[recipe.name] = recipe
+        if not specs:
+            raise InputError(f"{path} holds no weights; give a model.")
+        if target.schemes() and not chosen.modules:
+            reasons = sorted({kept.reason for kept in chosen.kept})
+            raise UnsupportedError(
+                f"no matrix of {path} can be quantized as {target.name}: {'; '.join(reasons)}; "
+                f"take {working_choice(resolution, self._options)}."
+            )
+        placements, shards = lay_out(specs, self._options.max_shard_bytes)
+        places = {placement.spec.name: placement for placement in placements}
+        documents = self._documents
+        texts = documents.with_quantization(self.quantization())
+        index = index_document(placements, shards)
+        if index is not None:
+            texts["model.safetensors.index.json"] = documents.as_json(index)
+        return Plan(
+            resolution=resolution,
+            target=target,
+            options=self._options,
+            tensors=tuple(PlannedTensor(recipe, places[name]) for name, recipe in dense.items()),
+            modules=tuple(
+                PlannedModule(
+                    module, quantized, {s.name: places[s.name] for s in target.tensors(quantized)}
+                )
+                for module, quantized in chosen.modules
+            ),
+            kept=tuple(chosen.kept),
+            shards=shards,
+            documents=texts,
+            folding=Folding(),
+            warnings=(*documents.warnings, *chosen.warnings),
+            differences=tuple(documents.differences),
+            engines=self._chosen.engines,
+        )
+
+
+def _folding(
+    resolution: Resolution, target: Target, options: PlanOptions, quantized: Sequence[Quantized]
+) -> Folding:
+    if options.importance is None:
+        if options.smoothing:
+            raise UsageError("--smoothing needs an importance matrix; give one with --imatrix.")
+        return Folding()
+    modules = (module for recipe in resolution.recipes for module in modules_of(recipe))
+    if not any(importance_of(module, options.importance) is not None for module in modules):
+        raise InputError(
+            "the importance matrix has no entry that fits a matrix of "
+            f"{resolution.model.language.path}; take the one that was made from this model."
+        )
+    if not target.schemes():
+        if options.smoothing is None:
+            raise UsageError(
+                f"an importance matrix is of no use to {target.name}; leave --imatrix out, or give "
+                "--smoothing to make the result ready for another quantizer."
+            )
+        return fold_scales(resolution, options.importance, options.smoothing)
+    exponent = EXPONENT if options.smoothing is None else options.smoothing
+    integers = {
+        q.name for q in quantized if q.scheme.kind == "int" and q.scheme.activation_bits == 16
+    }
+    if options.smoothing and not integers:
+        raise UsageError(
+            f"{target.name} has no integers with 16-bit activations, which is what --smoothing is for; "
+            "leave it out."
+        )
+    return fold_scales(resolution, options.importance, exponent, integers)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gguf2st.plan import Plan, PlannedModule
+    from gguf2st.run import Outcome
 
 SCHEMA = 1
 
@@ -23,10 +28,30 @@ def printable(text: str) -> str:
 
 
 @dataclass(frozen=True)
+class ModuleReport:
+    """One quantized matrix: where it came from and what it lost.
+
+    `relative_rmse` is sqrt(sum (x - y)^2 / sum x^2); `weighted_gain` is the weighted
+    squared error of plain round-to-nearest divided by that of the chosen fit (1: no
+    better; None: the fit is exact). `measured` says whether an importance matrix had an
+    entry for it.
+    """
+
+    name: str
+    source: str
+    scheme: str
+    relative_rmse: float
+    weighted_gain: float | None
+    exact: bool
+    measured: bool = False
+
+
+@dataclass(frozen=True)
 class ConversionReport:
     """A finished conversion (or, with `dry_run`, one that was only planned).
 
-    Sizes are in bytes, `seconds` is wall time.
+    Sizes are in bytes, `seconds` is wall time. `kept` lists matrices that a rule left
+    unquantized, with the reason; `folds` counts the activations whose scale moved into weights.
     """
 
     output: Path
@@ -38,22 +63,41 @@ class ConversionReport:
     source_types: dict[str, int]
     total_bytes: int
     source_bytes: int
+    parameters: int
     shards: int
     seconds: float
     peak_memory: int
+    schemes: dict[str, int] = field(default_factory=dict)
+    modules: list[ModuleReport] = field(default_factory=list)
+    folds: int = 0
+    kept: list[tuple[str, str]] = field(default_factory=list)
     dropped: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
+    engines: tuple[str, ...] = ("vllm", "sglang", "hf")
     dry_run: bool = False
 
     @property
     def serve_command(self) -> str:
-        """A command that serves the output with vLLM."""
-        return f"vllm serve {self.output}"
+        """A command that serves the output, with vLLM where it loads that."""
+        if "vllm" in self.engines:
+            return f"vllm serve {self.output}"
+        if "sglang" in self.engines:
+            return f"python -m sglang.launch_server --model-path {self.output}"
+        return f"transformers serve {self.output}"
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bytes of the output for each weight of the model, in bits."""
+        return 8 * self.total_bytes / max(1, self.parameters)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON data."""
-        content = asdict(self) | {"output": str(self.output), "serve_command": self.serve_command}
+        content = asdict(self) | {
+            "output": str(self.output),
+            "serve_command": self.serve_command,
+            "bits_per_weight": self.bits_per_weight,
+        }
         return {"schema": SCHEMA, "kind": "conversion"} | content
 
     def to_text(self) -> str:
@@ -64,25 +108,120 @@ class ConversionReport:
             f"{'would write' if self.dry_run else 'wrote'}  {self.output}",
             f"model        {self.model_class} ({self.architecture}): {self.tensors} tensors ({parts})",
             f"source       {_size(self.source_bytes)}: {types}",
-            f"output       {_size(self.total_bytes)} of {self.target} in {self.shards} shard(s)",
+            f"output       {_size(self.total_bytes)} of {self.target} in {self.shards} shard(s), "
+            f"{self.bits_per_weight:.2f} bits per weight",
         ]
+        for scheme, count in self.schemes.items():
+            lines.append(f"quantized    {count} matrices as {scheme}")
+        lines += _by_reason("kept", self.kept)
+        lines += self._measured()
+        lines += self._errors()
         if self.dry_run:
             lines.append(f"memory       about {_size(self.peak_memory)} at the peak")
         else:
             lines.append(f"time         {self.seconds:.1f} s")
-        if self.dropped:
-            by_reason: dict[str, list[str]] = {}
-            for name, reason in self.dropped:
-                by_reason.setdefault(reason, []).append(name)
-            for reason, names in by_reason.items():
-                shown = ", ".join(names[:3]) + (
-                    f" and {len(names) - 3} more" if len(names) > 3 else ""
-                )
-                lines.append(f"left out     {shown}: {reason}")
+        lines += _by_reason("left out", self.dropped)
         lines += [f"differs      {text}" for text in self.differences]
         lines += [f"warning      {text}" for text in self.warnings]
         lines.append(f"serve        {self.serve_command}")
         return "\n".join(printable(line) for line in lines)
+
+    def _measured(self) -> list[str]:
+        """How many matrices an importance matrix has entries for, and a few of the others."""
+        others = [module.name for module in self.modules if not module.measured]
+        if len(others) == len(self.modules):
+            return []
+        text = f"imatrix      {len(self.modules) - len(others)} of {len(self.modules)} matrices measured"
+        if others:
+            more = f" and {len(others) - 2} more" if len(others) > 2 else ""
+            text += f"; not {', '.join(others[:2])}{more}"
+        folds = f", {self.folds} activations scaled" if self.folds else ""
+        return [text + folds]
+
+    def _errors(self) -> list[str]:
+        if not self.modules:
+            return []
+        ordered = sorted(self.modules, key=lambda module: -module.relative_rmse)
+        middle = ordered[len(ordered) // 2].relative_rmse
+        exact = sum(module.exact for module in ordered)
+        text = f"error        {middle:.4f} relative RMSE in the middle"
+        if exact:
+            text += f", {exact} of {len(ordered)} matrices exact"
+        gains = sorted(m.weighted_gain for m in ordered if m.weighted_gain is not None)
+        if gains and gains[-1] > 1:
+            text += (
+                f"; round-to-nearest has {gains[len(gains) // 2]:.2f} times the squared error "
+                f"({gains[0]:.2f} to {gains[-1]:.2f})"
+            )
+        worst = ", ".join(f"{m.name} {m.relative_rmse:.4f}" for m in ordered[:3])
+        return [text, f"worst        {worst}"]
+
+
+def _by_reason(label: str, entries: list[tuple[str, str]]) -> list[str]:
+    """One line for each reason, with a few of its names."""
+    names: dict[str, list[str]] = {}
+    for name, reason in entries:
+        names.setdefault(reason, []).append(name)
+    lines = []
+    for reason, members in names.items():
+        more = f" and {len(members) - 2} more" if len(members) > 2 else ""
+        lines.append(f"{label:12} {', '.join(members[:2])}{more}: {reason}")
+    return lines
+
+
+def build_report(
+    plan: Plan, outcome: Outcome, output: Path, *, seconds: float, dry_run: bool
+) -> ConversionReport:
+    """The report of a plan and what its run measured."""
+    sources = plan.resolution.model.sources
+    types: Counter[str] = Counter()
+    for source in sources:
+        types.update({kind: count for kind, (count, _) in source.type_histogram().items()})
+    warnings = [
+        *plan.warnings,
+        *(
+            f"tensor {name} has {count:,} values that aren't finite; the GGUF is damaged or its "
+            "quantization failed"
+            for name, count in outcome.broken.items()
+        ),
+    ]
+    return ConversionReport(
+        output=output,
+        architecture=plan.resolution.model.architecture,
+        model_class=plan.model_class,
+        target=plan.target.name,
+        tensors=sum(plan.components().values()),
+        components=plan.components(),
+        source_types=dict(types),
+        total_bytes=plan.total_bytes,
+        source_bytes=sum(source.size for source in sources),
+        parameters=plan.parameters,
+        shards=len(plan.shards),
+        seconds=seconds,
+        peak_memory=plan.peak_memory,
+        schemes=plan.schemes(),
+        modules=[_module_report(module, outcome) for module in plan.modules if outcome.errors],
+        folds=plan.folding.folds,
+        kept=[(kept.name, kept.reason) for kept in plan.kept],
+        dropped=[(d.tensor.name, d.reason) for d in plan.resolution.dropped],
+        warnings=warnings,
+        differences=list(plan.differences),
+        engines=plan.engines,
+        dry_run=dry_run,
+    )
+
+
+def _module_report(planned: PlannedModule, outcome: Outcome) -> ModuleReport:
+    sums = outcome.errors[planned.module.name]
+    return ModuleReport(
+        name=planned.module.name,
+        source=planned.module.source().tensor.kind.name,
+        scheme=str(planned.quantized.scheme),
+        relative_rmse=sums.relative_rmse,
+        weighted_gain=sums.weighted_nearest / sums.weighted if sums.weighted else None,
+        exact=sums.squared == 0.0,
+        measured=planned.module.name in outcome.weighted,
+    )
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def test_the_same_bytes_for_any_number_of_threads_and_any_chunk(tmp_path, monkey
     for number, (threads, chunk) in enumerate(
         [(1, 1 << 20), (2, 1 << 20), (3, 1000), (4, 1000), (4, 64), (1, 1)]
     ):
-        monkeypatch.setattr(sys.modules["gguf2st.convert"], "CHUNK_ELEMENTS", chunk)
+        monkeypatch.setattr(sys.modules["gguf2st.run"], "CHUNK_ELEMENTS", chunk)
         output = tmp_path / f"run{number}" / "out"
         convert(MODEL, output, threads=threads, max_shard_bytes=40_000)
         found.append(contents(output))
@@ -261,13 +261,13 @@ def test_pieces_that_are_written_in_part(place, monkeypatch):
 
 INTERRUPTED = """
 import os, sys, time
-from gguf2st.targets.dense import Dense
-encode = Dense.encode
+import gguf2st.run
+encode = gguf2st.run.encode_dense
 def slow(*arguments):
     os.write(1, b"writing\\n")  # print would mix up the lines of two threads
-    time.sleep(0.2)
+    time.sleep(1)
     return encode(*arguments)
-Dense.encode = slow
+gguf2st.run.encode_dense = slow
 from gguf2st.cli import main
 main(sys.argv[1:])
 """

@@ -28,6 +28,15 @@ class Documents:
     warnings: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
 
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def with_quantization(self, quantization: dict[str, Any] | None) -> dict[str, str]:
+        """The texts, with `quantization_config` in config.json."""
+        if quantization is None:
+            return dict(self.texts)
+        config = self.config | {"quantization_config": quantization}
+        return self.texts | {"config.json": self.as_json(config)}
+
     @staticmethod
     def as_json(content: Any) -> str:
         """JSON text as Hugging Face writes it."""
@@ -35,7 +44,11 @@ class Documents:
 
 
 def build_documents(
-    resolution: Resolution, target: Target, *, tokenizer_from: Path | None, config_from: Path | None
+    resolution: Resolution,
+    target: Target,
+    *,
+    tokenizer_from: Path | None,
+    config_from: Path | None,
 ) -> Documents:
     """config.json, tokenizer, chat template, generation, processor files and the model card.
 
@@ -43,12 +56,10 @@ def build_documents(
     """
     documents = Documents()
     config = build_config(resolution, target.torch_dtype)
-    quantization = target.quantization_config()
-    if quantization is not None:
-        config["quantization_config"] = quantization
     if config_from is not None:
         config, differences = merge_config(config, config_from)
         documents.differences += differences
+    documents.config = config
     documents.texts["config.json"] = documents.as_json(config)
     _add_tokenizer(documents, resolution, config, tokenizer_from)
     generation = generation_config(resolution.model.metadata, warnings=documents.warnings)

@@ -1,0 +1,116 @@
+"""Matrices that a format may quantize: one for each linear layer and each expert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf2st.mapping import Recipe
+from gguf2st.mapping.view import SOURCE_SHIFT, Source, View
+
+
+@dataclass(frozen=True)
+class Module:
+    """A matrix of shape (out, in), named without its leaf ("model.layers.0.mlp.down_proj").
+
+    It is a whole recipe, or rows of one expert of a stacked recipe: then `expert`
+    is its number and `part` the place among `parts` equal pieces of its rows. A format
+    may also keep a stack: then `experts` is their number and `shape` the one of each.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    recipe: Recipe
+    expert: int | None = None
+    part: int = 0
+    parts: int = 1
+    experts: int = 0
+
+    @property
+    def fused(self) -> str | None:
+        """The group of modules that must share one scheme."""
+        return self.recipe.fused
+
+    def view(self) -> View:
+        """Rows of this module alone, never transposed."""
+        view = self.recipe.view()
+        if self.experts:
+            return replace(view, transposed=False)
+        if self.expert is None:
+            return view
+        # A stacked matrix that is stored transposed is an ordinary one when it stands alone.
+        rows = view.rows[self.expert].reshape(self.parts, -1)[self.part]
+        return replace(view, rows=rows, transposed=False)
+
+    def block_types(self) -> frozenset[str]:
+        """GGUF types of its blocks; none when the values aren't those of the file.
+
+        Columns may have moved, but only 128 at a time, so that groups stay groups.
+        """
+        view = self.view()
+        used = [view.sources[number] for number in np.unique(view.rows >> SOURCE_SHIFT)]
+        if view.functions or any(source.scale for source in used):
+            return frozenset()
+        if view.columns is not None:
+            runs = view.columns.reshape(-1, 128) if view.width % 128 == 0 else None
+            if runs is None or (runs[:, 0] % 128).any() or (np.diff(runs, axis=1) != 1).any():
+                return frozenset()
+        return frozenset(source.tensor.kind.name for source in used)
+
+    def source(self) -> Source:
+        """The GGUF tensor that the module's first row comes from."""
+        view = self.view()
+        return view.sources[int(view.rows.reshape(-1)[0]) >> SOURCE_SHIFT]
+
+
+def modules_of(recipe: Recipe) -> list[Module]:
+    """The matrices of a recipe; none for a tensor that isn't a linear layer's weight."""
+    if recipe.experts == (recipe.name,):
+        view = recipe.view()
+        count, rows = view.rows.shape
+        return [Module(recipe.name, (rows, view.width), recipe, experts=count)]
+    if recipe.experts:
+        return list(_unstacked(recipe))
+    if len(recipe.shape) == 2 and recipe.name.endswith(".weight"):
+        out, columns = recipe.shape
+        return [Module(recipe.name.removesuffix(".weight"), (out, columns), recipe)]
+    return []
+
+
+def _unstacked(recipe: Recipe) -> Iterator[Module]:
+    view = recipe.view()
+    count, rows, columns = (*view.rows.shape, view.width)
+    parts = len(recipe.experts)
+    for expert in range(count):
+        for part, pattern in enumerate(recipe.experts):
+            name = pattern.replace("{expert}", str(expert))
+            yield Module(name, (rows // parts, columns), recipe, expert, part, parts)
+
+
+def importance_of(
+    module: Module, importance: Mapping[str, npt.NDArray[np.float32]], expert: int = 0
+) -> npt.NDArray[np.float32] | None:
+    """Weights of the module's columns, float32 of shape (in,), or None when the matrix has none.
+
+    `importance` maps GGUF tensor names to (columns,) or (experts, columns); old files
+    have the experts one after the other, (experts * columns,). An expert that no token
+    reached while it was measured has none.
+    `expert` is the one that is meant of a stack.
+    """
+    view = module.view()
+    first = int(view.rows.reshape(-1)[expert * module.shape[0]])
+    tensor = view.sources[first >> SOURCE_SHIFT].tensor
+    weights = importance.get(tensor.name)
+    if weights is None or weights.size % tensor.columns:
+        return None
+    by_expert = weights.reshape(-1, tensor.columns)
+    if len(by_expert) not in (1, *tensor.shape[:-2]):
+        return None
+    row = first & ((1 << SOURCE_SHIFT) - 1)
+    mine: npt.NDArray[np.float32] = by_expert[row // (tensor.row_count // len(by_expert))]
+    if not mine.any():
+        return None
+    return mine if view.columns is None else mine[view.columns]

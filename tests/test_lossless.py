@@ -1,0 +1,102 @@
+"""Types that lie on an integer grid keep their values; the report says so, and says what doesn't."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import gguf2st
+from gguf2st.gguf.blocks.registry import block_type_by_name
+from gguf2st.quantize import IntegerGrid, dequantize_rows, exact_rows
+from gguf2st.targets.lossless import LAYOUTS
+from tests.blocks.samples import sound_bytes
+from tests.oracles import ggml
+from tests.targets import decoders
+
+BLOCKS = Path(__file__).parent.parent / "fixtures" / "blocks"
+# What a type becomes, and whether its scales fit float16 (others are rounded once, by 2^-12).
+TYPES = {
+    "Q4_0": ("int4 g32", True),
+    "TQ1_0": ("int4 g128", True),
+    "TQ2_0": ("int4 g128", True),
+    "Q1_0": ("int4 g128", True),
+    "Q2_0": ("int4 g64", True),
+    "Q8_0": ("int8 g32", True),
+    "IQ4_NL": ("int8 g32", True),
+    "IQ3_XXS": ("int8 g32", False),
+    "IQ1_S": ("int8 g32", False),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_values_stay(name: str, tmp_path: Path) -> None:
+    scheme, exact = TYPES[name]
+    gguf = BLOCKS / f"blocks-{name}.gguf"
+    report = gguf2st.convert(gguf, tmp_path / "out", to="lossless")
+    gguf2st.convert(gguf, tmp_path / "plain", to="f32")
+    plain = load_file(tmp_path / "plain" / "model.safetensors")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    modules = [module for module in report.modules if module.source == name]
+    assert modules
+    for module in modules:
+        assert module.scheme == scheme
+        assert module.exact == exact
+        parts = decoders.module_tensors(written, module.name)
+        parts["weight_scale"] = parts["weight_scale"].float()  # products have more than 11 bits
+        decoded = decoders.compressed_tensors(parts, config, module.name)
+        wanted = plain[f"{module.name}.weight"].numpy()
+        if exact:
+            assert np.array_equal(decoded, wanted)
+        else:
+            np.testing.assert_allclose(decoded, wanted, rtol=2**-11, atol=0)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_any_block_of_a_type_lies_on_its_grids(name: str) -> None:
+    """Random bytes under sound scales, decoded by ggml's reference."""
+    kind = block_type_by_name(name)
+    raw = sound_bytes(kind, 64, seed=5)
+    if name == "MXFP4":
+        raw[:, 0] = 110 + raw[:, 0] % 16  # exponents within float16's, as real weights have them
+    values = ggml.dequantize(name, raw.tobytes(), 64 * kind.block_size).reshape(8, -1)
+    for scheme in LAYOUTS[name]:
+        rows = exact_rows(values, IntegerGrid(scheme.bits, scheme.group_size, True, "F16"))
+        if name == "Q3_K" and rows is None:
+            continue  # 4 x 32 units are one more than 127
+        assert rows is not None
+        grid = IntegerGrid(scheme.bits, scheme.group_size, True, "F16")
+        np.testing.assert_allclose(dequantize_rows(rows, grid), values, rtol=2**-11, atol=1e-9)
+
+
+def test_what_lies_on_no_grid_is_kept(tmp_path: Path) -> None:
+    fixture = BLOCKS.parent / "qwen3moe" / "qwen3moe-Q4_K_M.gguf"
+    with pytest.raises(gguf2st.UnsupportedError, match=r"Q4_K.* lie on no grid"):
+        gguf2st.convert(fixture, tmp_path / "out", to="lossless")
+
+
+@pytest.mark.parametrize(("bits", "size"), [(4, 32), (4, 128), (8, 32)])
+def test_random_codes_come_back(bits: int, size: int) -> None:
+    random = np.random.default_rng(bits + size)
+    half = 1 << (bits - 1)
+    codes = random.integers(-half, half, (5, 512))
+    scales = random.normal(0, 0.05, (5, 512 // size)).astype(np.float16).astype(np.float32)
+    scales[1, 0] = 0  # a group of zeros
+    values = (codes * scales.repeat(size, axis=1)).astype(np.float32)
+    grid = IntegerGrid(bits, size, True, "F16")
+    rows = exact_rows(values, grid)
+    assert rows is not None
+    assert np.array_equal(dequantize_rows(rows, grid), values)
+    assert rows.errors.squared == 0
+    values[3, 7] += np.float32(0.37) * abs(scales[3, 0])
+    assert exact_rows(values, grid) is None
+
+
+def test_units_beyond_float16_are_no_exact_fit() -> None:
+    values = np.full((1, 32), 1e6, np.float32)
+    assert exact_rows(values, IntegerGrid(4, 32, True, "F16")) is None
+    values = torch.full((1, 32), 2.0**-30).numpy()
+    assert exact_rows(values, IntegerGrid(4, 32, True, "F16")) is None
