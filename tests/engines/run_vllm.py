@@ -1,4 +1,4 @@
-"""Loads checkpoints in vLLM on a CPU and continues prompts; see `exchange` for its input and output."""
+"""Loads checkpoints in vLLM and continues prompts; see `exchange` for its input and output."""
 
 import base64
 import gc
@@ -10,6 +10,8 @@ from typing import Any
 from tests.engines.exchange import Answer, Job, Prompt, Result, serve
 
 ENVIRONMENT = {
+    # Where the processor has AMX, vLLM would quantize activations to 8 bits before 4-bit weights.
+    "VLLM_CPU_INT4_W4A8": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding is slow on a machine that does other work
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in this process: quicker, plain tracebacks
@@ -40,7 +42,14 @@ def run(job: Job) -> Result:
             "model": llm.llm_engine.model_config.architecture,
             "tokenizer": type(llm.get_tokenizer()).__name__,
         }
-        return Result(job.name, answers, classes, seconds=time.monotonic() - started)
+        return Result(
+            job.name,
+            answers,
+            classes,
+            kernels=sorted(set().union(*llm.apply_model(kernels))),
+            drafts=0 if job.options.get("disable_log_stats", True) else count_drafts(llm),
+            seconds=time.monotonic() - started,
+        )
     finally:
         del llm
         gc.collect()
@@ -48,7 +57,7 @@ def run(job: Job) -> Result:
 
 
 def continue_prompt(llm: Any, prompt: Prompt, new_tokens: int) -> Answer:
-    """Generate greedily after token ids or chat messages."""
+    """Generate greedily after token ids, text or chat messages."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(
@@ -61,6 +70,8 @@ def continue_prompt(llm: Any, prompt: Prompt, new_tokens: int) -> Answer:
     if prompt.ids is not None:
         requests = [{"prompt_token_ids": prompt.ids}]
         [output] = llm.generate(requests, sampling, use_tqdm=False)
+    elif prompt.text is not None:
+        [output] = llm.generate([prompt.text], sampling, use_tqdm=False)
     else:
         messages = [with_data_urls(message) for message in prompt.messages or []]
         [output] = llm.chat(messages, sampling, use_tqdm=False)
@@ -75,6 +86,31 @@ def continue_prompt(llm: Any, prompt: Prompt, new_tokens: int) -> Answer:
         ],
         text=completion.text,
     )
+
+
+def kernels(model: Any) -> set[str]:
+    """Classes that compute the quantized layers of a loaded model."""
+    found = set()
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        name = type(method).__name__
+        if method is None or name.startswith("Unquantized") or name.endswith("KVCacheMethod"):
+            continue
+        parts = {**vars(method), **vars(getattr(layer, "scheme", None) or object)}
+        names = {type(part).__name__ for part in parts.values() if hasattr(part, "apply_weights")}
+        if experts := parts.get("experts_cls"):
+            names.add(experts.__name__)
+        # A method without a kernel of its own computes by itself.
+        found |= {name for name in names if "Kernel" in name or "Experts" in name} or {
+            type(parts.get("scheme", method)).__name__
+        }
+    return found
+
+
+def count_drafts(llm: Any) -> int:
+    """How many times the drafter was asked; needs `disable_log_stats=False`."""
+    metrics = {metric.name: metric for metric in llm.get_metrics()}
+    return int(metrics["vllm:spec_decode_num_drafts"].value)
 
 
 def with_data_urls(message: dict[str, Any]) -> dict[str, Any]:
@@ -95,4 +131,7 @@ def with_data_urls(message: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
+    from tests.engines import reference_kernels
+
+    reference_kernels.register()
     serve(run)

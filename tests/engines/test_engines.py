@@ -6,7 +6,6 @@ greedily: token ids, a chat through the checkpoint's template and, where there i
 chat with an image through its processor.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -14,11 +13,20 @@ from statistics import median
 import pytest
 
 import gguf2st
-from tests.engines.exchange import REPOSITORY, Answer, Job, Prompt, Result, ask
-
-FIXTURES = REPOSITORY / "fixtures"
-NEW_TOKENS = 12
-TIMEOUT = 900.0  # seconds for an engine to do all jobs: a minute or two on two idle cores
+from tests.engines.agreement import (
+    DRAFTING,
+    FIXTURES,
+    IDS,
+    IMAGES_ONLY,
+    NEW_TOKENS,
+    QUESTION,
+    ask_both,
+    chat,
+    check_greedy,
+    draw_image,
+    loaded,
+)
+from tests.engines.exchange import Answer, Job, Prompt, Result
 
 # transformers computes in float32, and so does vLLM where it can. Then they differ by the order of
 # sums: by 0.00001 at most in any log-probability of these models.
@@ -32,11 +40,6 @@ LOG_PROB_TOLERANCE = {"float32": 0.001, "bfloat16": 0.3}
 # Two candidates that transformers holds for so nearly equal may change places: each of them moves
 # by up to 0.08 when activations are rounded to bfloat16.
 NEAR_TIE = {"float32": 0.001, "bfloat16": 0.15}
-
-IDS = [39, 68, 75, 290, 296, 268, 309, 111, 275, 310, 105, 297, 220, 46, 47, 48]
-QUESTION = "What's in 3 pictures?"
-IMAGES_ONLY = {"limit_mm_per_prompt": {"image": 1, "video": 0}, "skip_mm_profiling": True}
-DRAFTING = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,6 @@ class Run:
         return list(zip(*(result.answers for result in both), strict=True))
 
 
-def loaded(result: Result) -> Result:
-    """Pass a result that isn't an error."""
-    if result.error:
-        pytest.fail(result.error, pytrace=False)
-    return result
-
-
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Convert every case and give all of them to one process of each engine."""
@@ -135,33 +131,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         vllm_jobs.append(
             Job(f"{case.name}-mtp", str(directory / case.name), case.dtype, options=options)
         )
-    with ThreadPoolExecutor() as pool:
-        futures = [
-            pool.submit(
-                ask, f"tests.engines.run_{engine}", jobs, directory / f"{engine}.log", TIMEOUT
-            )
-            for engine, jobs in (("vllm", vllm_jobs), ("transformers", transformers_jobs))
-        ]
-        return Run(classes, *(future.result() for future in futures))
-
-
-def chat(text: str, image: Path | None = None) -> Prompt:
-    """A question, about an image if there is one."""
-    if image is None:
-        return Prompt(messages=[{"role": "user", "content": text}])
-    parts = [{"type": "image", "path": str(image)}, {"type": "text", "text": text}]
-    return Prompt(messages=[{"role": "user", "content": parts}])
-
-
-def draw_image(path: Path) -> Path:
-    """Draw colour gradients with stripes."""
-    import numpy as np
-    from PIL import Image
-
-    rows, columns = np.indices((96, 128))
-    stripes = (rows + columns) // 16 % 2 * 255
-    Image.fromarray(np.stack([rows * 2, columns * 2, stripes], -1).astype(np.uint8)).save(path)
-    return path
+    return Run(classes, *ask_both(vllm_jobs, transformers_jobs, directory))
 
 
 @each_case
@@ -201,19 +171,6 @@ def test_prompt_log_probs_agree(case: Case, run: Run) -> None:
 def test_greedy_tokens_are_equal(case: Case, run: Run) -> None:
     for vllm, transformers in run.answers(case):
         check_greedy(vllm, transformers, NEAR_TIE[case.dtype])
-
-
-def check_greedy(vllm: Answer, transformers: Answer, near_tie: float) -> None:
-    """Compare up to the first difference, which has to be a near-tie; the rest has other prefixes."""
-    assert len(vllm.tokens) == len(transformers.tokens) == NEW_TOKENS
-    for step, (theirs, reference) in enumerate(zip(vllm.tokens, transformers.tokens, strict=True)):
-        if theirs != reference:
-            candidates = transformers.candidates[step]
-            gap = candidates[reference] - candidates.get(theirs, float("-inf"))
-            assert gap <= near_tie, f"step {step}: {theirs} instead of {reference}, gap {gap:.3f}"
-            return
-    # vLLM holds back what may still become another character.
-    assert transformers.text.startswith(vllm.text.rstrip("\ufffd"))
 
 
 @pytest.mark.parametrize("case", WITH_MTP, ids=str)

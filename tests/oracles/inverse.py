@@ -67,6 +67,7 @@ GEMMA_LAYER = LAYER | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+GPT_OSS_LAYER = LAYER | {"ffn_gate_inp": "mlp.router"}
 MTP = {  # qwen.py, _QwenMtpMixin.filter_tensors
     "nextn.eh_proj": "fc",
     "nextn.enorm": "pre_fc_norm_embedding",
@@ -231,8 +232,13 @@ def _layer(file: File, block: Tensors, multimodal: bool) -> Iterator[tuple[str, 
         _undo_permutation(file, block)
     if "ffn_gate_inp_shexp.weight" in block:  # llama-quantize drops a leading dimension of 1
         block["ffn_gate_inp_shexp.weight"] = block["ffn_gate_inp_shexp.weight"].reshape(1, -1)
-    yield from _experts(file, block, multimodal)
+    if architecture == "gpt-oss":
+        yield from _gpt_oss_experts(block)
+        yield "self_attn.sinks", block.pop("attn_sinks.weight")
+    else:
+        yield from _experts(file, block, multimodal)
     names = GEMMA_LAYER if architecture.startswith("gemma") else LAYER
+    names = GPT_OSS_LAYER if architecture == "gpt-oss" else names
     for name, value in block.items():
         stem, _, suffix = name.partition(".")
         if architecture == "llama" and stem == "ffn_gate_inp":
@@ -324,6 +330,18 @@ def _experts(file: File, block: Tensors, multimodal: bool) -> Iterator[tuple[str
         for stack, name in zip((gate, up, down), names, strict=True):
             for number, expert in enumerate(stack):
                 yield f"{module}.experts.{number}.{name}.weight", expert
+
+
+def _gpt_oss_experts(block: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
+    """Undo GptOssModel.modify_tensors (gpt_oss.py): every second column, and transposed."""
+    for ending, suffix in ("", "weight"), ("_bias", "bias"):
+        gate, up, down = (block.pop(f"ffn_{kind}_exps.{suffix}") for kind in ("gate", "up", "down"))
+        if suffix == "weight":
+            gate, up, down = (part.transpose(-1, -2) for part in (gate, up, down))
+        both = torch.empty(*gate.shape[:-1], 2 * gate.shape[-1])
+        both[..., ::2], both[..., 1::2] = gate, up
+        yield f"mlp.experts.gate_up_proj{ending}", both
+        yield f"mlp.experts.down_proj{ending}", down
 
 
 def undo_reordering(

@@ -1,0 +1,158 @@
+"""Loads checkpoints in SGLang and tells what it leaves unfilled; see `exchange` for input and output.
+
+SGLang has no build of its kernels for CPUs, so nothing is computed. Everything that comes before
+is its own: configuration, model class, quantization methods, the weights' loaders. It runs as on one
+or more H100s, which `fake_cuda` poses as.
+"""
+
+import logging
+import multiprocessing
+import os
+import socket
+import time
+import warnings
+from typing import Any
+
+from tests.engine_rules.recorders import fake_cuda
+from tests.engines.exchange import Job, Result, serve
+
+# Parameters are filled with one of these bytes before each of two passes of loading. A byte that
+# both passes leave as it was is one that nothing has been loaded into.
+POISONS = (0xA5, 0x5A)
+# W4AFp8 takes a static scale of activations that is 1 for one that hasn't been loaded, and without
+# calibration 1 is also what a checkpoint has. So it stays 1 beforehand, and 2 is loaded.
+STATIC_SCALE = "input_scale"
+
+
+def run(job: Job) -> Result:
+    """Load one checkpoint on each rank, in processes that leave nothing behind for the next one.
+
+    `options` may hold `ranks`, the number of tensor-parallel ranks, and `drafter`, which asks for
+    the class that drafts with the checkpoint's MTP block.
+    """
+    started = time.monotonic()
+    ranks = job.options.get("ranks", 1)
+    address = f"127.0.0.1:{free_port()}"
+    # A fork has all of SGLang imported already.
+    with multiprocessing.get_context("fork").Pool(ranks) as pool:
+        calls = [(job, address, rank) for rank in range(ranks)]
+        loaded = pool.starmap(load, calls, chunksize=1)
+    classes, _ = loaded[0]
+    unfilled = [
+        f"{text} on rank {rank}" if ranks > 1 else text
+        for rank, (_, texts) in enumerate(loaded)
+        for text in texts
+    ]
+    return Result(
+        job.name,
+        classes=classes,
+        loading={"unfilled": unfilled},
+        seconds=time.monotonic() - started,
+    )
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def load(job: Job, address: str, rank: int) -> tuple[dict[str, str], list[str]]:
+    """Load one rank's part; return names of classes, and of parameters that aren't filled."""
+    from sglang.srt.configs.device_config import DeviceConfig
+    from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+
+    unfilled: list[str] = []
+
+    class Loader(DefaultModelLoader):
+        """Loads twice, and leaves out what kernels do to the weights afterwards."""
+
+        def load_weights_and_postprocess(
+            self, model: Any, weights: Any, target_device: Any
+        ) -> None:
+            weights = list(weights)
+            unfilled.extend(find_unfilled(model, weights, target_device))
+
+    arguments = start(job, address, rank)
+    model_config = ModelConfig.from_server_args(
+        arguments, is_draft_model=job.options.get("drafter", False)
+    )
+    loader = Loader(LoadConfig(load_format="safetensors"))
+    model = loader.load_model(model_config=model_config, device_config=DeviceConfig("cpu"))
+    method = getattr(model, "quant_config", None)
+    classes = {"model": type(model).__name__, "quantization": type(method).__name__}
+    return classes, unfilled
+
+
+def start(job: Job, address: str, rank: int) -> Any:
+    """What a scheduler does before it loads a model."""
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.layers.dp_attention import initialize_dp_attention
+    from sglang.srt.runtime_context import SpawnRanks, publish
+    from sglang.srt.server_args import ServerArgs
+
+    ranks = job.options.get("ranks", 1)
+    arguments = ServerArgs(
+        model_path=job.directory,
+        device="cuda",
+        attention_backend="triton",
+        dtype=job.dtype,
+        disable_cuda_graph=True,
+        tp_size=ranks,
+    )
+    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=0))
+    parallel_state.init_distributed_environment(
+        backend="gloo",
+        world_size=ranks,
+        rank=rank,
+        local_rank=rank,
+        distributed_init_method=f"tcp://{address}",
+    )
+    parallel_state.initialize_model_parallel(backend="gloo")
+    initialize_dp_attention(arguments)
+    return arguments
+
+
+def find_unfilled(model: Any, weights: list[tuple[str, Any]], device: Any) -> list[str]:
+    """Names of parameters with a part that the weights don't fill."""
+    import torch
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+
+    parameters = dict(model.named_parameters())
+    storage = {
+        name: torch.empty(0, dtype=torch.uint8).set_(parameter.untyped_storage())
+        for name, parameter in parameters.items()
+    }
+    untouched = {name: torch.ones_like(held, dtype=torch.bool) for name, held in storage.items()}
+    weights = [
+        (name, 2 * tensor if name.endswith(STATIC_SCALE) else tensor) for name, tensor in weights
+    ]
+    for poison in POISONS:
+        for name, parameter in parameters.items():
+            if name.endswith(STATIC_SCALE):
+                parameter.data.fill_(1)
+            else:
+                storage[name].fill_(poison)
+        before = {name: held.clone() for name, held in storage.items()}
+        DefaultModelLoader.load_weights_only(model, iter(weights), device)
+        for name, held in storage.items():
+            untouched[name] &= held == before[name]
+    found = []
+    for name, bytes_ in untouched.items():
+        if missing := int(bytes_.sum()) // parameters[name].element_size():
+            found.append(f"{name} {missing} of {parameters[name].numel()} values")
+    return found
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    fake_cuda.install()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    import sglang.srt.model_loader.loader
+    import sglang.srt.models.registry  # noqa: F401  # all before the first fork
+
+    serve(run)
