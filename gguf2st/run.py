@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -112,9 +111,8 @@ class _Work:
         for module in self._plan.modules:
             yield lambda module=module: self._quantize(module)  # type: ignore[misc]
         for tensor in self._plan.tensors:
-            shape = tensor.placement.spec.shape
-            rows = math.prod(shape[:-1])
-            step = max(1, CHUNK_ELEMENTS // shape[-1])
+            rows = tensor.placement.row_count
+            step = max(1, CHUNK_ELEMENTS // tensor.placement.spec.shape[-1])
             for start in range(0, rows, step):
                 stop = min(rows, start + step)
                 yield lambda t=tensor, a=start, b=stop: self._copy(t, a, b)  # type: ignore[misc]
@@ -130,12 +128,12 @@ class _Work:
         view, errors = planned.module.view(), ErrorSums()
         maximum = self._group_maximum(planned) if planned.quantized.scheme.needs_maximum else 0.0
         scale = (self._plan.options.activation_scales or {}).get(planned.module.name, 1.0)
+        columns = self._plan.folding.column_scales(planned.module.name)
         # Each matrix of a stack has an importance of its own.
         for number in range(planned.module.experts or 1):
             importance = None
             if self._plan.options.importance is not None:
                 importance = importance_of(planned.module, self._plan.options.importance, number)
-            columns = self._plan.folding.column_scales(planned.module.name)
             if importance is not None and columns is not None:
                 # What the folded matrix is multiplied with has become that much smaller.
                 importance = np.divide(importance, np.square(columns))

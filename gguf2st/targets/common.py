@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf2st.quantize import ErrorSums, IntegerGrid, IntegerRows, quantize_rows
-from gguf2st.targets.base import EncodeContext, Piece, Quantized, Scheme
+from gguf2st.targets.base import EncodeContext, Piece, Quantized, Scheme, TensorSpec
 from gguf2st.targets.dense import to_bfloat16
 from gguf2st.targets.options import Settled
 
@@ -45,6 +45,23 @@ class QuantizedFormat:
     def statically_scaled(self, modules: Sequence[Quantized]) -> Sequence[str]:
         """None: activations stay as they are, or are measured while serving."""
         return ()
+
+
+class RowScaledFormat(QuantizedFormat):
+    """A format of codes of one byte, `code_dtype`, with a scale for each row."""
+
+    code_dtype: str
+
+    def refusal(self, shape: tuple[int, int], scheme: Scheme) -> str | None:
+        """Any matrix fits."""
+        return None
+
+    def tensors(self, module: Quantized) -> Sequence[TensorSpec]:
+        """Codes (out, in) and scales (out, 1)."""
+        return [
+            TensorSpec(f"{module.name}.weight", self.code_dtype, module.shape),
+            TensorSpec(f"{module.name}.weight_scale", self.dtype, (module.shape[0], 1)),
+        ]
 
 
 class Encoder:

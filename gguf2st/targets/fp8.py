@@ -24,7 +24,7 @@ from gguf2st.targets.base import (
     TensorSpec,
     register,
 )
-from gguf2st.targets.common import Encoder, QuantizedFormat, ragged, stored
+from gguf2st.targets.common import Encoder, QuantizedFormat, RowScaledFormat, ragged, stored
 from gguf2st.targets.compressed import arguments, configuration, token_activations
 from gguf2st.targets.names import check_undivided
 from gguf2st.targets.options import Choices, TargetOptions
@@ -51,23 +51,14 @@ CHOICES = {
 BLOCK_SCHEME = Scheme("fp8", 8, BLOCK, block_rows=BLOCK, activation_bits=8)
 
 
-class ChannelFp8(QuantizedFormat):
+class ChannelFp8(RowScaledFormat):
     """A module (out, in): `weight` F8_E4M3 (out, in), `weight_scale` BF16 or F16 (out, 1).
 
     Scales are of the model's dtype although engines compute with float32: transformers
     loads them into a parameter of that dtype and would round others.
     """
 
-    def refusal(self, shape: tuple[int, int], scheme: Scheme) -> str | None:
-        """Any matrix fits."""
-        return None
-
-    def tensors(self, module: Quantized) -> Sequence[TensorSpec]:
-        """See the class."""
-        return [
-            TensorSpec(f"{module.name}.weight", "F8_E4M3", module.shape),
-            TensorSpec(f"{module.name}.weight_scale", self.dtype, (module.shape[0], 1)),
-        ]
+    code_dtype = "F8_E4M3"
 
     def encoder(self, module: Quantized, context: EncodeContext) -> ModuleEncoder:
         """Writes rows as they come."""

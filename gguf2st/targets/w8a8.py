@@ -18,10 +18,9 @@ from gguf2st.targets.base import (
     Piece,
     Quantized,
     Scheme,
-    TensorSpec,
     register,
 )
-from gguf2st.targets.common import Encoder, QuantizedFormat, stored
+from gguf2st.targets.common import Encoder, RowScaledFormat, stored
 from gguf2st.targets.compressed import arguments, configuration, token_activations
 from gguf2st.targets.options import Choices, TargetOptions
 
@@ -29,19 +28,10 @@ NAME = "w8a8"
 CHOICES = Choices(bits=(8,), group_size=(0,), symmetric=(True,), dtype=("bf16", "f16"))
 
 
-class W8A8(QuantizedFormat):
+class W8A8(RowScaledFormat):
     """A module (out, in): `weight` I8 (out, in), `weight_scale` BF16 or F16 (out, 1)."""
 
-    def refusal(self, shape: tuple[int, int], scheme: Scheme) -> str | None:
-        """Any matrix fits."""
-        return None
-
-    def tensors(self, module: Quantized) -> Sequence[TensorSpec]:
-        """See the class."""
-        return [
-            TensorSpec(f"{module.name}.weight", "I8", module.shape),
-            TensorSpec(f"{module.name}.weight_scale", self.dtype, (module.shape[0], 1)),
-        ]
+    code_dtype = "I8"
 
     def encoder(self, module: Quantized, context: EncodeContext) -> ModuleEncoder:
         """Writes rows as they come."""
