@@ -22,7 +22,8 @@ from gguf2st.gguf.model import GgufModel, GgufSource
 from gguf2st.mapping.environment import Environment
 from gguf2st.mapping.expression import ExpressionError
 from gguf2st.mapping.folds import Fold, folds_of
-from gguf2st.mapping.table import Entry, Group, Table, load_tables
+from gguf2st.mapping.loading import load_tables
+from gguf2st.mapping.table import Entry, Group, Table
 from gguf2st.mapping.view import Source, View
 
 

@@ -10,8 +10,8 @@ import pytest
 from gguf2st.errors import Gguf2stError, InputError, UnsupportedError, UsageError
 from gguf2st.gguf import open_model
 from gguf2st.mapping import TableError, find_table, load_table, load_tables, resolve
+from gguf2st.mapping.loading import mappings_directory
 from gguf2st.mapping.operations import Operation
-from gguf2st.mapping.table import mappings_directory
 from tests.gguf.files import write_gguf
 
 SHIPPED = sorted(mappings_directory().glob("*.toml"))
