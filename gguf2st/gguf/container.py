@@ -15,7 +15,6 @@ import mmap
 import os
 import stat
 import struct
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gguf2st.buffers import Buffers
 from gguf2st.errors import InputError, UnsupportedError
 from gguf2st.gguf.blocks import BlockType, block_type
+from gguf2st.gguf.metadata import Metadata, PackedArray, PackedString
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -94,59 +95,12 @@ class TensorInfo:
         """Number of weights."""
         return math.prod(self.shape)
 
-    def read_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    def read_rows(
+        self, start: int, stop: int, buffers: Buffers | None = None
+    ) -> npt.NDArray[np.uint8]:
         """Packed blocks of rows `start` to `stop`, uint8 of shape (rows, row_bytes)."""
-        raw = self.file.read(self.offset + start * self.row_bytes, (stop - start) * self.row_bytes)
-        return raw.reshape(stop - start, self.row_bytes)
-
-
-@dataclass(frozen=True)
-class _PackedString:
-    """A string value that has been stepped over but not decoded."""
-
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class _PackedArray:
-    """An array value that has been stepped over but not decoded."""
-
-    item_type: int
-    count: int
-    start: int
-
-
-class Metadata(Mapping[str, Any]):
-    """The keys of a file.
-
-    Numbers are Python values. Strings and arrays are decoded on each look-up:
-    strings to str (bytes that aren't UTF-8 survive as surrogate escapes), arrays
-    of strings to a list, of numbers to a numpy array. Look an array up once and
-    keep it.
-    """
-
-    def __init__(self, values: dict[str, Any], decode: Any) -> None:
-        self._values = values
-        self._decode = decode
-
-    def __getitem__(self, key: str) -> Any:
-        value = self._values[key]
-        return self._decode(value) if isinstance(value, _PackedString | _PackedArray) else value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
-
-    def length(self, key: str) -> int | None:
-        """Number of items of the array at `key`, without decoding it; None for a scalar."""
-        value = self._values.get(key)
-        return value.count if isinstance(value, _PackedArray) else None
+        offset, nbytes = self.offset + start * self.row_bytes, (stop - start) * self.row_bytes
+        return self.file.read(offset, nbytes, buffers).reshape(stop - start, self.row_bytes)
 
 
 class GgufFile:
@@ -195,14 +149,26 @@ class GgufFile:
     def __repr__(self) -> str:
         return f"GgufFile({str(self.path)!r}, {len(self.tensors)} tensors)"
 
-    def read(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """`nbytes` bytes from `offset`, as uint8; safe to call from several threads."""
+    def read(
+        self, offset: int, nbytes: int, buffers: Buffers | None = None
+    ) -> npt.NDArray[np.uint8]:
+        """`nbytes` bytes from `offset`, as uint8; safe to call from several threads.
+
+        They lie in the calling thread's buffer "raw" when there are `buffers`.
+        """
         if hasattr(os, "preadv"):
             # preadv, not the map: pages of a map count as resident memory until they are dropped.
-            buffer = np.empty(nbytes, np.uint8)
+            shape = (nbytes,)
+            buffer = buffers.take("raw", shape, np.uint8) if buffers else np.empty(shape, np.uint8)
             view, done = buffer.data, 0
             while done < nbytes:
-                step = os.preadv(self._descriptor, [view[done:]], offset + done)
+                try:
+                    step = os.preadv(self._descriptor, [view[done:]], offset + done)
+                except OSError as error:
+                    raise InputError(
+                        f"{self.path} can't be read at byte {offset + done:,} ({error.strerror}); "
+                        "check its disk, or copy the file anew."
+                    ) from error
                 if step == 0:
                     raise InputError(
                         f"{self.path} became shorter while it was read (byte {offset + done:,}); "
@@ -211,6 +177,11 @@ class GgufFile:
                 done += step
             return buffer
         return np.frombuffer(self._map, np.uint8, nbytes, offset)
+
+    def forget(self, offset: int, nbytes: int) -> None:
+        """Tell the system that it needn't keep these bytes in its cache: they are read once."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
     def _fail(self, position: int, what: str) -> InputError:
         return InputError(
@@ -246,14 +217,14 @@ class GgufFile:
         position = self._read_keys(24, key_count)
         self._read_tensors(position, tensor_count)
 
-    def _step_over_string(self, position: int) -> _PackedString:
+    def _step_over_string(self, position: int) -> PackedString:
         (length,) = struct.unpack_from(self._order + "Q", self._map, position)
         end = position + 8 + length
         if end > self.size:
             raise self._fail(
                 position, f"a string of {length:,} bytes runs past the end of the file"
             )
-        return _PackedString(position + 8, end)
+        return PackedString(position + 8, end)
 
     def _name(self, position: int, what: str, maximum_bytes: int) -> tuple[str, int]:
         packed = self._step_over_string(position)
@@ -298,10 +269,10 @@ class GgufFile:
         (value,) = struct.unpack_from(self._order + code, self._map, position)
         return value, position + struct.calcsize("<" + code)
 
-    def _step_over_array(self, key: str, position: int) -> tuple[_PackedArray, int]:
+    def _step_over_array(self, key: str, position: int) -> tuple[PackedArray, int]:
         item_type, count = struct.unpack_from(self._order + "IQ", self._map, position)
         start = position + 12
-        array = _PackedArray(item_type, count, start)
+        array = PackedArray(item_type, count, start)
         if item_type == STRING:
             # 8 bytes of length at least for each item, so a count beyond this is a lie.
             if count > min(MAXIMUM_STRINGS, (self.size - start) // 8):
@@ -323,8 +294,8 @@ class GgufFile:
             )
         return array, end
 
-    def _decode(self, packed: _PackedString | _PackedArray) -> str | list[str] | npt.NDArray[Any]:
-        if isinstance(packed, _PackedString):
+    def _decode(self, packed: PackedString | PackedArray) -> str | list[str] | npt.NDArray[Any]:
+        if isinstance(packed, PackedString):
             return self._text(packed.start, packed.end)
         if packed.item_type == STRING:
             items, position = [], packed.start

@@ -5,10 +5,12 @@ from functools import cache
 import gguf
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gguf2st.gguf.blocks import BlockType
+from gguf2st.gguf.blocks import BlockType, decode_rounded, decode_rows
+from gguf2st.gguf.blocks.kernels import kernel_of
 from tests.blocks.samples import (
     KINDS,
     assert_same_bits,
@@ -35,6 +37,10 @@ def decode(kind: BlockType, raw: np.ndarray) -> np.ndarray:
     return kind.decode(raw.view(kind.layout)[:, 0])
 
 
+def compiled(kind: BlockType, raw: np.ndarray) -> np.ndarray:
+    return decode_rows(kind, raw, kind.block_size)
+
+
 def by_gguf_py(kind: BlockType, raw: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
         return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind.name])
@@ -52,17 +58,43 @@ def blocks_of(name: str) -> np.ndarray:
     )
 
 
+WAYS = {"numpy": decode, "kernel": compiled}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", BY_GGUF_PY)
-def test_same_bits_as_gguf_py(name):
+def test_same_bits_as_gguf_py(name, way):
     raw = blocks_of(name)
-    assert_same_bits(decode(KINDS[name], raw), by_gguf_py(KINDS[name], raw))
+    assert_same_bits(WAYS[way](KINDS[name], raw), by_gguf_py(KINDS[name], raw))
 
 
 @needs_ggml
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", BY_GGML)
-def test_same_bits_as_ggml(name):
+def test_same_bits_as_ggml(name, way):
     raw = blocks_of(name)
-    assert_same_bits(decode(KINDS[name], raw), by_ggml(KINDS[name], raw))
+    assert_same_bits(WAYS[way](KINDS[name], raw), by_ggml(KINDS[name], raw))
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_which_types_have_a_kernel(name):
+    # Numpy copies the others as they are.
+    plain = {"F32", "F64", "I8", "I16", "I32", "I64"}
+    assert (kernel_of(KINDS[name]) is None) == (name in plain)
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+@pytest.mark.parametrize("name", BY_GGUF_PY)
+def test_rounded_to_16_bits_as_torch_does(name, dtype):
+    raw = blocks_of(name)
+    out = np.empty((len(raw), KINDS[name].block_size), "u2" if dtype == "BF16" else "f2")
+    odd = decode_rounded(KINDS[name], raw, out.shape[1], dtype, out)
+    target = torch.bfloat16 if dtype == "BF16" else torch.float16
+    expected = torch.from_numpy(by_gguf_py(KINDS[name], raw)).to(target)
+    found = torch.from_numpy(out.view(np.int16)).view(target)
+    same = found.view(torch.int16) == expected.view(torch.int16)
+    assert (same | (found.isnan() & expected.isnan())).all()
+    assert odd == int((~expected.isfinite()).sum())
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
@@ -74,11 +106,12 @@ def test_random_bytes(name):
     @given(st.binary(min_size=size, max_size=size))
     def check(block):
         raw = np.frombuffer(block, np.uint8).reshape(1, size)
-        values = decode(kind, raw)
-        if name not in NOT_IN_GGUF_PY:
-            assert_same_bits(values, by_gguf_py(kind, raw))
-        if name not in NOT_IN_GGML and ggml.available():
-            assert_same_bits(values, by_ggml(kind, raw))
+        for way in WAYS.values():
+            values = way(kind, raw)
+            if name not in NOT_IN_GGUF_PY:
+                assert_same_bits(values, by_gguf_py(kind, raw))
+            if name not in NOT_IN_GGML and ggml.available():
+                assert_same_bits(values, by_ggml(kind, raw))
 
     check()
 

@@ -7,6 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+# What a decoder is given: blocks whose fields it asks for by name. Either a numpy array with
+# the block's layout as its dtype, or torch's `TensorBlocks`.
+Blocks = Any
+
 BY_CODE: dict[int, "BlockType"] = {}
 """The one instance of every block type that this package decodes, by its number."""
 
@@ -74,13 +78,17 @@ class BlockType(ABC):
         return out
 
     @abstractmethod
-    def decode_into(self, blocks: npt.NDArray[np.void], out: npt.NDArray[np.float32]) -> None:
+    def decode_into(self, blocks: Blocks, out: Any) -> None:
         """Write the values of some blocks where the caller wants them.
 
+        Made of the steps in `bits`, which take numpy arrays and torch tensors alike,
+        and of operators with plain integers and floats, which change no dtype.
+
         Args:
-            blocks: shape (n,) with n at least 1, dtype `layout` in either byte order.
-            out: float32, shape (n, block_size), contiguous; every element is
-                overwritten.
+            blocks: shape (n,) with n at least 1, dtype `layout` in either byte order;
+                or `TensorBlocks` of the same fields.
+            out: float32, shape (n, block_size), contiguous, of the same library and
+                device; every element is overwritten.
         """
 
 

@@ -11,23 +11,23 @@ ggml/src/ggml-quants.c.
 import numpy as np
 import numpy.typing as npt
 
-from gguf2st.gguf.blocks.base import BlockType, block_layout
-from gguf2st.gguf.blocks.bits import Floats, look_up_pairs, pair_table, split, write_scaled
+from gguf2st.gguf.blocks.base import Blocks, BlockType, block_layout
+from gguf2st.gguf.blocks.bits import Floats, look_up, look_up_pairs, pair_table, split, write_scaled
 
 _DOUBLED_E2M1 = pair_table([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
 
 
-def _halved_e8m0() -> Floats:
+def _halved_e8m0() -> npt.NDArray[np.float32]:
     """Return 2 ** (byte - 128) for each byte: `ggml_e8m0_to_fp32_half` in ggml-impl.h.
 
     There, 255 is no special value. The format's specification calls it "not a
     number"; as ggml reads it, it is 2 ** 127.
     """
-    powers: Floats = np.ldexp(np.ones(256, np.float32), np.arange(-128, 128))
+    powers: npt.NDArray[np.float32] = np.ldexp(np.ones(256, np.float32), np.arange(-128, 128))
     return powers
 
 
-def _halved_ue4m3() -> Floats:
+def _halved_ue4m3() -> npt.NDArray[np.float32]:
     """Return half the E4M3 value of each byte: `ggml_ue4m3_to_fp32` in ggml-impl.h.
 
     The sign bit is ignored, and 127, "not a number" in the format, means 0.
@@ -35,13 +35,13 @@ def _halved_ue4m3() -> Floats:
     byte = np.arange(256)
     exponent, mantissa = (byte >> 3) & 15, byte & 7
     digits = np.where(exponent == 0, mantissa, 8 + mantissa).astype(np.float32)
-    halved: Floats = np.ldexp(digits, np.maximum(exponent, 1) - 11)
+    halved: npt.NDArray[np.float32] = np.ldexp(digits, np.maximum(exponent, 1) - 11)
     halved[127] = 0
     return halved
 
 
-_HALVED_E8M0 = _halved_e8m0()
-_HALVED_UE4M3 = _halved_ue4m3()
+HALVED_E8M0 = _halved_e8m0()
+HALVED_UE4M3 = _halved_ue4m3()
 
 
 class MXFP4(BlockType):
@@ -54,12 +54,11 @@ class MXFP4(BlockType):
     block_size = 32
     layout = block_layout(("e", "u1"), ("qs", "u1", 16))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write 2 ** (e - 127) * code; see `BlockType.decode_into`."""
         codes = split(blocks["qs"], bits=4, width=16)
-        write_scaled(
-            out, look_up_pairs(codes, _DOUBLED_E2M1), _HALVED_E8M0.take(blocks["e"])[:, None]
-        )
+        scales = look_up(HALVED_E8M0, blocks["e"])[:, None]
+        write_scaled(out, look_up_pairs(codes, _DOUBLED_E2M1), scales)
 
 
 class NVFP4(BlockType):
@@ -74,7 +73,8 @@ class NVFP4(BlockType):
     block_size = 64
     layout = block_layout(("d", "u1", 4), ("qs", "u1", 32))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d[group] * code; see `BlockType.decode_into`."""
         codes = split(blocks["qs"], bits=4, width=8)
-        write_scaled(out, look_up_pairs(codes, _DOUBLED_E2M1), _HALVED_UE4M3.take(blocks["d"]))
+        scales = look_up(HALVED_UE4M3, blocks["d"])
+        write_scaled(out, look_up_pairs(codes, _DOUBLED_E2M1), scales)

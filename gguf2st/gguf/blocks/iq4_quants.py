@@ -5,22 +5,22 @@ The formulas are those of `dequantize_row_iq4_*` in ggml/src/ggml-quants.c, the
 integers those of `kvalues_iq4nl` in ggml/src/ggml-common.h.
 """
 
-import numpy as np
-import numpy.typing as npt
-
-from gguf2st.gguf.blocks.base import BlockType, block_layout
+from gguf2st.arrays import signed
+from gguf2st.gguf.blocks.base import Blocks, BlockType, block_layout
 from gguf2st.gguf.blocks.bits import (
     Floats,
+    integers,
     look_up_pairs,
+    narrow,
     pair_table,
     split,
+    split_integers,
     split_pairs,
     widen,
     write_scaled,
 )
 
 _VALUES = pair_table([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
-_TWO_BITS_EACH = np.arange(0, 16, 2, dtype=np.uint16)
 
 
 class IQ4_NL(BlockType):
@@ -33,7 +33,7 @@ class IQ4_NL(BlockType):
     block_size = 32
     layout = block_layout(("d", "<f2"), ("qs", "u1", 16))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * values[code]; see `BlockType.decode_into`."""
         codes = split(blocks["qs"], bits=4, width=16)
         write_scaled(out, look_up_pairs(codes, _VALUES), widen(blocks["d"]))
@@ -53,11 +53,10 @@ class IQ4_XS(BlockType):
         ("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)
     )
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * (scale - 32) * values[code]; see `BlockType.decode_into`."""
-        high = blocks["scales_h"].astype(np.uint16)[:, None] >> _TWO_BITS_EACH
-        scales = (high.astype(np.uint8) & np.uint8(3)) << np.uint8(4)
+        scales = narrow(split_integers(integers(blocks["scales_h"]), bits=2, count=8)) << 4
         scales |= split_pairs(blocks["scales_l"])
-        group_scales = widen(blocks["d"]) * (scales.view(np.int8) - np.int8(32))
+        group_scales = widen(blocks["d"]) * (signed(scales) - 32)
         codes = split(blocks["qs"], bits=4, width=16)
         write_scaled(out, look_up_pairs(codes, _VALUES), group_scales)

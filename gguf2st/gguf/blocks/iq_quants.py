@@ -5,43 +5,43 @@ The tables are in `grids.py`. The formulas are those of `dequantize_row_iq*` in
 ggml/src/ggml-quants.c.
 """
 
-import numpy as np
-import numpy.typing as npt
-
+from gguf2st.arrays import Array, signed
 from gguf2st.gguf.blocks import grids
-from gguf2st.gguf.blocks.base import BlockType, block_layout
-from gguf2st.gguf.blocks.bits import Floats, single_bits, split_pairs, widen, write_scaled
+from gguf2st.gguf.blocks.base import Blocks, BlockType, block_layout
+from gguf2st.gguf.blocks.bits import (
+    Floats,
+    half_more,
+    halves,
+    indices,
+    integers,
+    look_up,
+    single_bits,
+    split_integers,
+    split_pairs,
+    widen,
+    write_scaled,
+)
 
-_SEVEN_BITS_EACH = np.array([0, 7, 14, 21], np.uint32)
-_TWO_BITS_EACH = np.array([0, 2, 4, 6], np.uint8)
-_THREE_BITS_EACH = np.array([0, 3, 6, 9], np.uint16)
 
-
-def _signed(
-    magnitudes: npt.NDArray[np.unsignedinteger], signs: npt.NDArray[np.unsignedinteger]
-) -> npt.NDArray[np.int8]:
+def _multiplied(magnitudes: Array, signs: Array) -> Array:
     """Multiply looked-up vectors (n, ...) by looked-up signs, to int8 (n, 256)."""
-    values = magnitudes.reshape(len(magnitudes), -1).view(np.int8)
-    values *= signs.reshape(len(signs), -1).view(np.int8)
+    values = signed(magnitudes.reshape(len(magnitudes), -1))
+    values *= signed(signs.reshape(len(signs), -1))
     return values
 
 
-def _signs_and_scales(
-    words: npt.NDArray[np.uint32],
-) -> tuple[npt.NDArray[np.unsignedinteger], Floats]:
+def _signs_and_scales(words: Array) -> tuple[Array, Array]:
     """Take apart the words of IQ2_XXS and IQ3_XXS.
 
     Args:
-        words: uint32 (n, 8), one for each group of 32 elements: four times seven
-            bits of signs from the lowest bit up, then four bits of scale.
+        words: integers of 32 bits (n, 8), one for each group of 32 elements: four times
+            seven bits of signs from the lowest bit up, then four bits of scale.
 
     Returns:
-        The signs (n, 8, 4) for eight elements each, and 0.5 + scale, float32 (n, 8).
+        The signs (n, 8, 4) for eight elements each, and the scales, integers (n, 8).
     """
-    seven_bits = (words[:, :, None] >> _SEVEN_BITS_EACH) & np.uint32(127)
-    scales = (words >> np.uint32(28)).astype(np.float32)
-    scales += np.float32(0.5)
-    return grids.signs_of_seven().take(seven_bits, mode="clip"), scales
+    seven_bits = split_integers(words, bits=7, count=4)
+    return look_up(grids.signs_of_seven(), seven_bits), words >> 28
 
 
 class IQ2_XXS(BlockType):
@@ -59,13 +59,13 @@ class IQ2_XXS(BlockType):
     block_size = 256
     layout = block_layout(("d", "<f2"), ("qs", [("index", "u1", 4), ("signs_scale", "<u4")], 8))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * (0.5 + scale) / 4 * sign * table[index]; see `BlockType.decode_into`."""
         groups = blocks["qs"]
-        signs, scales = _signs_and_scales(groups["signs_scale"].astype(np.uint32))
-        magnitudes = grids.magnitudes("iq2_xxs").take(groups["index"], mode="clip")
-        scales *= widen(blocks["d"]) * np.float32(0.25)
-        write_scaled(out, _signed(magnitudes, signs), scales)
+        signs, scales = _signs_and_scales(integers(groups["signs_scale"]))
+        magnitudes = look_up(grids.magnitudes("iq2_xxs"), groups["index"])
+        group_scales = (widen(blocks["d"]) * 0.25) * half_more(scales)
+        write_scaled(out, _multiplied(magnitudes, signs), group_scales)
 
 
 class IQ2_XS(BlockType):
@@ -80,14 +80,13 @@ class IQ2_XS(BlockType):
     block_size = 256
     layout = block_layout(("d", "<f2"), ("qs", "<u2", 32), ("scales", "u1", 8))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * (0.5 + scale) / 4 * sign * table[index]; see `BlockType.decode_into`."""
-        words = blocks["qs"].astype(np.uint16)
-        magnitudes = grids.magnitudes("iq2_xs").take(words & np.uint16(511), mode="clip")
-        signs = grids.signs_of_seven().take(words >> np.uint16(9), mode="clip")
-        scales = split_pairs(blocks["scales"]) + np.float32(0.5)
-        scales *= widen(blocks["d"]) * np.float32(0.25)
-        write_scaled(out, _signed(magnitudes, signs), scales)
+        words = integers(blocks["qs"])
+        magnitudes = look_up(grids.magnitudes("iq2_xs"), words & 511)
+        signs = look_up(grids.signs_of_seven(), words >> 9)
+        group_scales = (widen(blocks["d"]) * 0.25) * half_more(split_pairs(blocks["scales"]))
+        write_scaled(out, _multiplied(magnitudes, signs), group_scales)
 
 
 class IQ2_S(BlockType):
@@ -104,16 +103,15 @@ class IQ2_S(BlockType):
         ("d", "<f2"), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)
     )
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * (0.5 + scale) / 4 * sign * table[index]; see `BlockType.decode_into`."""
-        high = (blocks["qh"][:, :, None] >> _TWO_BITS_EACH) & np.uint8(3)
-        index = high.reshape(-1, 32).astype(np.uint16) << np.uint16(8)
+        high = split_integers(blocks["qh"], bits=2, count=4)
+        index = indices(high.reshape(-1, 32)) << 8
         index |= blocks["qs"]
-        magnitudes = grids.magnitudes("iq2_s").take(index, mode="clip")
-        signs = grids.signs(8).take(blocks["signs"], mode="clip")
-        scales = split_pairs(blocks["scales"]) + np.float32(0.5)
-        scales *= widen(blocks["d"]) * np.float32(0.25)
-        write_scaled(out, _signed(magnitudes, signs), scales)
+        magnitudes = look_up(grids.magnitudes("iq2_s"), index)
+        signs = look_up(grids.signs(8), blocks["signs"])
+        group_scales = (widen(blocks["d"]) * 0.25) * half_more(split_pairs(blocks["scales"]))
+        write_scaled(out, _multiplied(magnitudes, signs), group_scales)
 
 
 class IQ3_XXS(BlockType):
@@ -127,12 +125,12 @@ class IQ3_XXS(BlockType):
     block_size = 256
     layout = block_layout(("d", "<f2"), ("qs", "u1", 64), ("scales_and_signs", "<u4", 8))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * (0.5 + scale) / 2 * sign * table[index]; see `BlockType.decode_into`."""
-        signs, scales = _signs_and_scales(blocks["scales_and_signs"].astype(np.uint32))
-        magnitudes = grids.magnitudes("iq3_xxs").take(blocks["qs"], mode="clip")
-        scales *= widen(blocks["d"]) * np.float32(0.5)
-        write_scaled(out, _signed(magnitudes, signs), scales)
+        signs, scales = _signs_and_scales(integers(blocks["scales_and_signs"]))
+        magnitudes = look_up(grids.magnitudes("iq3_xxs"), blocks["qs"])
+        group_scales = (widen(blocks["d"]) * 0.5) * half_more(scales)
+        write_scaled(out, _multiplied(magnitudes, signs), group_scales)
 
 
 class IQ3_S(BlockType):
@@ -149,14 +147,14 @@ class IQ3_S(BlockType):
         ("d", "<f2"), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)
     )
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * (1 + 2 * scale) * sign * table[index]; see `BlockType.decode_into`."""
-        index = single_bits(blocks["qh"]).astype(np.uint16) << np.uint16(8)
+        index = indices(single_bits(blocks["qh"])) << 8
         index |= blocks["qs"]
-        magnitudes = grids.magnitudes("iq3_s").take(index, mode="clip")
-        signs = grids.signs(8).take(blocks["signs"], mode="clip")
-        scales = widen(blocks["d"]) * (1 + 2 * split_pairs(blocks["scales"]))
-        write_scaled(out, _signed(magnitudes, signs), scales)
+        magnitudes = look_up(grids.magnitudes("iq3_s"), index)
+        signs = look_up(grids.signs(8), blocks["signs"])
+        group_scales = widen(blocks["d"]) * (1 + 2 * split_pairs(blocks["scales"]))
+        write_scaled(out, _multiplied(magnitudes, signs), group_scales)
 
 
 class IQ1_S(BlockType):
@@ -172,17 +170,17 @@ class IQ1_S(BlockType):
     block_size = 256
     layout = block_layout(("d", "<f2"), ("qs", "u1", 32), ("qh", "<u2", 8))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * (1 + 2 * scale) * (table[index] +- 1/8); see `BlockType.decode_into`."""
-        words = blocks["qh"].astype(np.uint16)
-        index = (words[:, :, None] >> _THREE_BITS_EACH) & np.uint16(7)
-        index |= ((words >> np.uint16(12)) & np.uint16(8))[:, :, None]
-        index <<= np.uint16(8)
+        words = integers(blocks["qh"])
+        index = split_integers(words, bits=3, count=4)
+        index |= ((words >> 12) & 8)[:, :, None]
+        index <<= 8
         index = index.reshape(-1, 32)
         index |= blocks["qs"]
-        eighths = grids.shifted_eighths().take(index, mode="clip").view(np.int8)
-        odd = 2 * ((words >> np.uint16(12)) & np.uint16(7)) + 1
-        write_scaled(out, eighths, widen(blocks["d"]) * np.float32(0.125) * odd.astype(np.float32))
+        eighths = signed(look_up(grids.shifted_eighths(), index))
+        odd = 2 * ((words >> 12) & 7) + 1
+        write_scaled(out, eighths, (widen(blocks["d"]) * 0.125) * odd)
 
 
 class IQ1_M(BlockType):
@@ -199,16 +197,14 @@ class IQ1_M(BlockType):
     block_size = 256
     layout = block_layout(("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * (1 + 2 * scale) * (table[index] +- 1/8); see `BlockType.decode_into`."""
-        index = split_pairs(blocks["qh"]).astype(np.uint16) << np.uint16(8)
+        index = indices(split_pairs(blocks["qh"])) << 8
         index |= blocks["qs"]
-        eighths = grids.shifted_eighths().take(index, mode="clip").view(np.int8)
+        eighths = signed(look_up(grids.shifted_eighths(), index))
 
-        words = blocks["scales"].astype(np.uint16)
-        quarters = (words >> np.uint16(12)) << np.array([0, 4, 8, 12], np.uint16)
-        d = np.bitwise_or.reduce(quarters, axis=1).view(np.float16)
-        odd = 2 * ((words[:, :, None] >> _THREE_BITS_EACH) & np.uint16(7)) + 1
-        group_scales = odd.reshape(-1, 16).astype(np.float32)
-        group_scales *= widen(d) * np.float32(0.125)
-        write_scaled(out, eighths, group_scales)
+        words = integers(blocks["scales"])
+        top = words >> 12
+        d = halves(top[:, 0] | top[:, 1] << 4 | top[:, 2] << 8 | top[:, 3] << 12)
+        odd = 2 * split_integers(words, bits=3, count=4) + 1
+        write_scaled(out, eighths, (widen(d) * 0.125) * odd.reshape(-1, 16))

@@ -5,11 +5,9 @@ A group's scale is the block's half-precision `d` times the group's integer.
 The formulas are those of `dequantize_row_*_K` in ggml/src/ggml-quants.c.
 """
 
-import numpy as np
-import numpy.typing as npt
-
-from gguf2st.gguf.blocks.base import BlockType, block_layout
-from gguf2st.gguf.blocks.bits import Bytes, Floats, split, widen, write_scaled
+from gguf2st.arrays import signed
+from gguf2st.gguf.blocks.base import Blocks, BlockType, block_layout
+from gguf2st.gguf.blocks.bits import Bytes, Floats, join, split, widen, write_scaled
 
 
 class Q2_K(BlockType):
@@ -24,11 +22,11 @@ class Q2_K(BlockType):
     block_size = 256
     layout = block_layout(("scales", "u1", 16), ("qs", "u1", 64), ("d", "<f2"), ("dmin", "<f2"))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * scale * code - dmin * minimum; see `BlockType.decode_into`."""
         packed = blocks["scales"]
-        scales = widen(blocks["d"]) * (packed & np.uint8(15))
-        minima = widen(blocks["dmin"]) * (packed >> np.uint8(4))
+        scales = widen(blocks["d"]) * (packed & 15)
+        minima = widen(blocks["dmin"]) * (packed >> 4)
         write_scaled(out, split(blocks["qs"], bits=2, width=32), scales, minima)
 
 
@@ -46,20 +44,18 @@ class Q3_K(BlockType):
     block_size = 256
     layout = block_layout(("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<f2"))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * (scale - 32) * (code - 4); see `BlockType.decode_into`."""
         codes = split(blocks["hmask"], bits=1, width=32)
-        codes <<= np.uint8(2)
+        codes <<= 2
         codes |= split(blocks["qs"], bits=2, width=32)
-        signed = codes.view(np.int8)
-        signed -= np.int8(4)
+        codes = signed(codes)
+        codes -= 4
 
         packed = blocks["scales"]
         scales = split(packed[:, :8], bits=4, width=8)
-        high = (packed[:, None, 8:] >> np.array([[0], [2], [4], [6]], np.uint8)) & np.uint8(3)
-        scales |= high.reshape(-1, 16) << np.uint8(4)
-        group_scales = scales.view(np.int8) - np.int8(32)
-        write_scaled(out, signed, widen(blocks["d"]) * group_scales)
+        scales |= split(packed[:, 8:], bits=2, width=4) << 4
+        write_scaled(out, codes, widen(blocks["d"]) * (signed(scales) - 32))
 
 
 def _scales_and_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
@@ -77,10 +73,10 @@ def _scales_and_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
         The scales and the minima of the eight groups, uint8 (n, 8) below 64.
     """
     first, last = packed[:, :8], packed[:, 8:]
-    high = (first >> np.uint8(6)) << np.uint8(4)
-    low = first & np.uint8(63)
-    scales = np.concatenate([low[:, :4], (last & np.uint8(15)) | high[:, :4]], axis=1)
-    minima = np.concatenate([low[:, 4:], (last >> np.uint8(4)) | high[:, 4:]], axis=1)
+    high = (first >> 6) << 4
+    low = first & 63
+    scales = join([low[:, :4], (last & 15) | high[:, :4]])
+    minima = join([low[:, 4:], (last >> 4) | high[:, 4:]])
     return scales, minima
 
 
@@ -96,7 +92,7 @@ class Q4_K(BlockType):
     block_size = 256
     layout = block_layout(("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qs", "u1", 128))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * scale * code - dmin * minimum; see `BlockType.decode_into`."""
         scales, minima = _scales_and_minima(blocks["scales"])
         codes = split(blocks["qs"], bits=4, width=32)
@@ -115,11 +111,11 @@ class Q5_K(BlockType):
         ("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)
     )
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * scale * code - dmin * minimum; see `BlockType.decode_into`."""
         scales, minima = _scales_and_minima(blocks["scales"])
         codes = split(blocks["qh"], bits=1, width=32)
-        codes <<= np.uint8(4)
+        codes <<= 4
         codes |= split(blocks["qs"], bits=4, width=32)
         write_scaled(out, codes, widen(blocks["d"]) * scales, widen(blocks["dmin"]) * minima)
 
@@ -137,11 +133,11 @@ class Q6_K(BlockType):
     block_size = 256
     layout = block_layout(("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2"))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * scale * (code - 32); see `BlockType.decode_into`."""
         codes = split(blocks["qh"], bits=2, width=32)
-        codes <<= np.uint8(4)
+        codes <<= 4
         codes |= split(blocks["ql"], bits=4, width=64)
-        signed = codes.view(np.int8)
-        signed -= np.int8(32)
-        write_scaled(out, signed, widen(blocks["d"]) * blocks["scales"])
+        codes = signed(codes)
+        codes -= 32
+        write_scaled(out, codes, widen(blocks["d"]) * blocks["scales"])

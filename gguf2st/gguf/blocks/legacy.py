@@ -7,8 +7,18 @@ The formulas are those of `dequantize_row_*` in ggml/src/ggml-quants.c.
 import numpy as np
 import numpy.typing as npt
 
-from gguf2st.gguf.blocks.base import BlockType, block_layout
-from gguf2st.gguf.blocks.bits import Bytes, Floats, single_bits, split, widen, write_scaled
+from gguf2st.arrays import signed
+from gguf2st.gguf.blocks.base import Blocks, BlockType, block_layout
+from gguf2st.gguf.blocks.bits import (
+    Bytes,
+    Floats,
+    bytes_of,
+    look_up,
+    single_bits,
+    split,
+    widen,
+    write_scaled,
+)
 
 
 class Q4_0(BlockType):
@@ -21,10 +31,10 @@ class Q4_0(BlockType):
     block_size = 32
     layout = block_layout(("d", "<f2"), ("qs", "u1", 16))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * (code - 8); see `BlockType.decode_into`."""
-        codes = split(blocks["qs"], bits=4, width=16).view(np.int8)
-        codes -= np.int8(8)
+        codes = signed(split(blocks["qs"], bits=4, width=16))
+        codes -= 8
         write_scaled(out, codes, widen(blocks["d"]))
 
 
@@ -35,18 +45,17 @@ class Q4_1(BlockType):
     block_size = 32
     layout = block_layout(("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * code + m; see `BlockType.decode_into`."""
         write_scaled(out, split(blocks["qs"], bits=4, width=16), widen(blocks["d"]))
         out += widen(blocks["m"])
 
 
-def _five_bit_codes(blocks: npt.NDArray[np.void]) -> Bytes:
+def _five_bit_codes(blocks: Blocks) -> Bytes:
     """Return the codes of Q5_0 and Q5_1, uint8 (n, 32) below 32."""
     codes = split(blocks["qs"], bits=4, width=16)
-    high_bytes = blocks["qh"].astype("<u4")[:, None].view(np.uint8)
-    high = single_bits(high_bytes)
-    high <<= np.uint8(4)
+    high = single_bits(bytes_of(blocks["qh"]))
+    high <<= 4
     codes |= high
     return codes
 
@@ -61,10 +70,10 @@ class Q5_0(BlockType):
     block_size = 32
     layout = block_layout(("d", "<f2"), ("qh", "<u4"), ("qs", "u1", 16))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * (code - 16); see `BlockType.decode_into`."""
-        codes = _five_bit_codes(blocks).view(np.int8)
-        codes -= np.int8(16)
+        codes = signed(_five_bit_codes(blocks))
+        codes -= 16
         write_scaled(out, codes, widen(blocks["d"]))
 
 
@@ -75,7 +84,7 @@ class Q5_1(BlockType):
     block_size = 32
     layout = block_layout(("d", "<f2"), ("m", "<f2"), ("qh", "<u4"), ("qs", "u1", 16))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * code + m; see `BlockType.decode_into`."""
         write_scaled(out, _five_bit_codes(blocks), widen(blocks["d"]))
         out += widen(blocks["m"])
@@ -88,7 +97,7 @@ class Q8_0(BlockType):
     block_size = 32
     layout = block_layout(("d", "<f2"), ("qs", "i1", 32))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * code; see `BlockType.decode_into`."""
         write_scaled(out, blocks["qs"], widen(blocks["d"]))
 
@@ -103,11 +112,11 @@ class Q1_0(BlockType):
     block_size = 128
     layout = block_layout(("d", "<f2"), ("qs", "u1", 16))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write +d or -d; see `BlockType.decode_into`."""
-        signs = single_bits(blocks["qs"]).view(np.int8)
-        signs <<= np.int8(1)
-        signs -= np.int8(1)
+        signs = signed(single_bits(blocks["qs"]))
+        signs <<= 1
+        signs -= 1
         write_scaled(out, signs, widen(blocks["d"]))
 
 
@@ -130,7 +139,7 @@ class Q2_0(BlockType):
     block_size = 64
     layout = block_layout(("d", "<f2"), ("qs", "u1", 16))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * (code - 1); see `BlockType.decode_into`."""
-        codes = _FOUR_CODES.take(blocks["qs"], mode="clip").view(np.int8)
+        codes = signed(look_up(_FOUR_CODES, blocks["qs"]))
         write_scaled(out, codes, widen(blocks["d"]))

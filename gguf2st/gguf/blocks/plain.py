@@ -1,10 +1,7 @@
 """Types that store each element by itself: floating point and integers."""
 
-import numpy as np
-import numpy.typing as npt
-
-from gguf2st.gguf.blocks.base import BlockType, block_layout
-from gguf2st.gguf.blocks.bits import Floats
+from gguf2st.gguf.blocks.base import Blocks, BlockType, block_layout
+from gguf2st.gguf.blocks.bits import Floats, float_bits
 
 
 class PlainType(BlockType):
@@ -17,9 +14,9 @@ class PlainType(BlockType):
 
     block_size = 1
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write the nearest float32 of each value; see `BlockType.decode_into`."""
-        np.copyto(out[:, 0], blocks["value"], casting="same_kind")
+        out[:, 0] = blocks["value"]
 
 
 class F32(PlainType):
@@ -45,11 +42,11 @@ class BF16(PlainType):
     code = 30
     layout = block_layout(("value", "<u2"))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write each value with sixteen zero bits below; see `BlockType.decode_into`."""
-        bits = out.view(np.uint32)
-        np.copyto(bits[:, 0], blocks["value"])
-        bits <<= np.uint32(16)
+        bits = float_bits(out)
+        bits[:, 0] = blocks["value"]
+        bits <<= 16
 
 
 class F64(PlainType):

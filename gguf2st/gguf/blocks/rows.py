@@ -6,12 +6,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gguf2st.buffers import Buffers
 from gguf2st.gguf.blocks.base import BlockType
+from gguf2st.gguf.blocks.kernels import kernel_of
 from gguf2st.gguf.blocks.plain import BF16, PlainType
+from gguf2st.rounding import Halves, round_values
 
 # Of fewer elements at a time the calls themselves cost too much; the temporaries
 # of more (up to ten bytes an element) leave a core's cache.
-STRIP_ELEMENTS = 1 << 17
+STRIP_ELEMENTS = 1 << 16
+
+
+# With their blocks and what they become, so many values fit into a core's first cache.
+CACHED_ELEMENTS = 1 << 12
+
+# Fresh pages cost more than decoding.
+_buffers = Buffers()
 
 
 def decode_rows(
@@ -53,15 +63,90 @@ def decode_rows(
             f"The array for the values must be contiguous float32 of shape "
             f"{(len(raw), columns)}, not {out.dtype} of shape {out.shape}."
         )
-    values = out.reshape(-1, kind.block_size)
-    layout = _layout(kind, big_endian)
-    start = 0
-    with np.errstate(invalid="ignore", over="ignore"):
-        for strip in _strips(raw, kind):
-            blocks = strip.view(layout)
-            kind.decode_into(blocks, values[start : start + len(blocks)])
-            start += len(blocks)
+    values, start = out.reshape(-1), 0
+    for strip in _strips(raw, kind, cut=big_endian or kernel_of(kind) is None):
+        count = strip.size // kind.block_bytes * kind.block_size
+        _decode(kind, strip, values[start : start + count], big_endian=big_endian)
+        start += count
     return out
+
+
+def decode_rounded(
+    kind: BlockType,
+    raw: npt.NDArray[np.uint8],
+    columns: int,
+    dtype: str,
+    out: Halves,
+    *,
+    big_endian: bool = False,
+) -> int:
+    """Write the values of some rows, rounded once to 16 bits.
+
+    As `decode_rows`, then `rounding.round_values`, without the float32 values of more than a
+    strip.
+
+    Args:
+        kind: as for `decode_rows`.
+        raw: as for `decode_rows`.
+        columns: as for `decode_rows`.
+        dtype: "BF16" or "F16".
+        out: (rows, columns), contiguous: uint16 for BF16, float16 for F16.
+        big_endian: as for `decode_rows`.
+
+    Returns:
+        How many of the results aren't finite.
+
+    Raises:
+        ValueError: the shapes or dtypes don't fit together.
+    """
+    _check(kind, raw, columns)
+    expected = np.dtype(np.uint16 if dtype == "BF16" else np.float16)
+    if out.shape != (len(raw), columns) or out.dtype != expected or not out.flags.c_contiguous:
+        raise ValueError(
+            f"The array for {dtype} must be contiguous {expected} of shape {(len(raw), columns)}, "
+            f"not {out.dtype} of shape {out.shape}."
+        )
+    target, start, broken = out.reshape(-1), 0, 0
+    fused = not big_endian and kernel_of(kind) is not None and kind.block_size > 1
+    for strip in _strips(raw, kind, cut=not fused):
+        stop = start + strip.size // kind.block_bytes * kind.block_size
+        if fused:
+            broken += _round_blocks(kind, strip, dtype, target[start:stop])
+        else:
+            values = _buffers.take("values", (stop - start,), np.float32)
+            _decode(kind, strip, values, big_endian=big_endian)
+            broken += round_values(values, dtype, target[start:stop])
+        start = stop
+    return broken
+
+
+def _round_blocks(
+    kind: BlockType, strip: npt.NDArray[np.uint8], dtype: str, out: npt.NDArray[Any]
+) -> int:
+    from gguf2st.gguf.blocks.kernels import fused  # noqa: PLC0415  # importing numba takes a while
+
+    kernel = fused.to_bfloat16 if dtype == "BF16" else fused.to_float16
+    scratch = _buffers.take("scratch", (CACHED_ELEMENTS,), np.float32)
+    decoder = fused.Decoder(kind.name)
+    target = out.view(np.uint16)
+    return int(kernel(decoder, strip, target, scratch, kind.block_bytes, kind.block_size))
+
+
+def _decode(
+    kind: BlockType,
+    strip: npt.NDArray[np.uint8],
+    values: npt.NDArray[np.float32],
+    *,
+    big_endian: bool,
+) -> None:
+    """Decode contiguous blocks: uint8 (n * block_bytes,) to float32 (n * block_size,)."""
+    kernel = None if big_endian else kernel_of(kind)
+    if kernel is not None:
+        kernel(strip, values)
+        return
+    with np.errstate(invalid="ignore", over="ignore"):
+        blocks = strip.view(_layout(kind, big_endian=big_endian))
+        kind.decode_into(blocks, values.reshape(-1, kind.block_size))
 
 
 def values_rows(
@@ -87,11 +172,11 @@ def values_rows(
     if not isinstance(kind, PlainType) or isinstance(kind, BF16):
         raise ValueError(f"Numpy has no dtype for {kind.name}; decode_rows gives its values.")
     _check(kind, raw, columns)
-    stored = np.ascontiguousarray(raw).view(_layout(kind, big_endian)["value"])
+    stored = np.ascontiguousarray(raw).view(_layout(kind, big_endian=big_endian)["value"])
     return stored.astype(stored.dtype.newbyteorder("="), copy=False)
 
 
-def _layout(kind: BlockType, big_endian: bool) -> np.dtype[np.void]:
+def _layout(kind: BlockType, *, big_endian: bool) -> np.dtype[np.void]:
     """Return the block layout of a type for a file's byte order."""
     return kind.layout.newbyteorder(">") if big_endian else kind.layout
 
@@ -108,15 +193,24 @@ def _check(kind: BlockType, raw: npt.NDArray[np.uint8], columns: int) -> None:
         )
 
 
-def _strips(raw: npt.NDArray[np.uint8], kind: BlockType) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield the bytes of the rows in order, as contiguous pieces of whole blocks."""
+def _strips(
+    raw: npt.NDArray[np.uint8], kind: BlockType, *, cut: bool
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the bytes of the rows in order, as contiguous pieces of whole blocks.
+
+    Unless they are to be `cut`, contiguous rows are one piece.
+    """
     strip_bytes = max(1, STRIP_ELEMENTS // kind.block_size) * kind.block_bytes
     if raw.size == 0:
         return
     if raw.flags.c_contiguous:
         raw = raw.reshape(1, -1)
+        if not cut and raw.flags.writeable:
+            strip_bytes = raw.size
     rows_at_once = max(1, strip_bytes // raw.shape[1])
     for row in range(0, len(raw), rows_at_once):
         piece = np.ascontiguousarray(raw[row : row + rows_at_once]).reshape(-1)
         for start in range(0, piece.size, strip_bytes):
-            yield piece[start : start + strip_bytes]
+            strip = piece[start : start + strip_bytes]
+            # For kernels, an array that can't be written to is one of another type.
+            yield strip if strip.flags.writeable else strip.copy()

@@ -4,11 +4,9 @@
 The formulas are those of `dequantize_row_tq*` in ggml/src/ggml-quants.c.
 """
 
-import numpy as np
-import numpy.typing as npt
-
-from gguf2st.gguf.blocks.base import BlockType, block_layout
-from gguf2st.gguf.blocks.bits import Floats, split, widen, write_scaled
+from gguf2st.arrays import signed
+from gguf2st.gguf.blocks.base import Blocks, BlockType, block_layout
+from gguf2st.gguf.blocks.bits import Floats, join, split, widen, write_scaled
 
 
 class TQ1_0(BlockType):
@@ -24,20 +22,16 @@ class TQ1_0(BlockType):
     block_size = 256
     layout = block_layout(("qs", "u1", 48), ("qh", "u1", 4), ("d", "<f2"))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * (digit - 1); see `BlockType.decode_into`."""
-        fractions = np.empty((len(blocks), 256), np.uint8)
-        start = 0
         stretches = ((blocks["qs"][:, :32], 5), (blocks["qs"][:, 32:], 5), (blocks["qh"], 4))
-        for packed, digits in stretches:
-            width = packed.shape[1]
-            for position in range(digits):
-                np.multiply(packed, np.uint8(3**position), out=fractions[:, start : start + width])
-                start += width
+        fractions = join(
+            [packed * 3**position for packed, digits in stretches for position in range(digits)]
+        )
         # The first digit is fraction * 3 // 256: 0 up to 85, 1 up to 170, then 2.
-        digits_less_one = (fractions > 85).view(np.int8)
-        digits_less_one += (fractions > 170).view(np.int8)
-        digits_less_one -= np.int8(1)
+        digits_less_one = signed(fractions > 85)
+        digits_less_one += signed(fractions > 170)
+        digits_less_one -= 1
         write_scaled(out, digits_less_one, widen(blocks["d"]))
 
 
@@ -52,8 +46,8 @@ class TQ2_0(BlockType):
     block_size = 256
     layout = block_layout(("qs", "u1", 64), ("d", "<f2"))
 
-    def decode_into(self, blocks: npt.NDArray[np.void], out: Floats) -> None:
+    def decode_into(self, blocks: Blocks, out: Floats) -> None:
         """Write d * (code - 1); see `BlockType.decode_into`."""
-        codes = split(blocks["qs"], bits=2, width=32).view(np.int8)
-        codes -= np.int8(1)
+        codes = signed(split(blocks["qs"], bits=2, width=32))
+        codes -= 1
         write_scaled(out, codes, widen(blocks["d"]))
