@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gguf2st.quantize.jit import kernel
+from gguf2st.jit import kernel
 
 # How a group lies on a grid.
 OFF = 0  # on none

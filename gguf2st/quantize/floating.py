@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from gguf2st.arrays import Array, is_tensor
 from gguf2st.quantize import floating_kernels as kernels
 from gguf2st.quantize import lanes
 from gguf2st.quantize.errors import ErrorSums, ScaleRangeError
@@ -23,7 +24,7 @@ Values = npt.NDArray[np.float32]
 BLOCK = 128
 MXFP4_GROUP = 32
 NVFP4_GROUP = 16
-_LARGEST_E4M3, _LARGEST_E2M1 = np.float32(448), np.float32(6)
+LARGEST_E4M3, LARGEST_E2M1 = 448.0, 6.0
 
 
 @dataclass
@@ -34,8 +35,8 @@ class Fp8Rows:
     (rows, 1), or (ceil(rows / 128), ceil(columns / 128)) of blocks.
     """
 
-    codes: npt.NDArray[np.uint8]
-    scales: Values
+    codes: Array
+    scales: Array
     errors: ErrorSums = field(default_factory=ErrorSums)
 
 
@@ -48,13 +49,13 @@ class Fp4Rows:
     float8_e4m3fn, which are divided by the global scale.
     """
 
-    codes: npt.NDArray[np.uint8]
-    scales: npt.NDArray[np.uint8]
+    codes: Array
+    scales: Array
     errors: ErrorSums = field(default_factory=ErrorSums)
 
 
 def quantize_fp8_rows(
-    values: Values,
+    values: Array,
     scale_dtype: str = "F32",
     importance: Values | None = None,
     fit: str = "rtn",
@@ -65,7 +66,7 @@ def quantize_fp8_rows(
     number of its dtype.
 
     Args:
-        values: float32 (rows, columns), finite.
+        values: float32 (rows, columns), finite; an array, or a tensor on any device.
         scale_dtype: "F32", "F16" or "BF16".
         importance: float32 (columns,), weights of squared errors in the sums.
         fit: without effect. The steps of E4M3 grow with its numbers, so another scale
@@ -75,29 +76,38 @@ def quantize_fp8_rows(
         ValueError: a value isn't finite, or shapes don't fit.
         ScaleRangeError: a scale is too large for its dtype.
     """
-    return _fp8(values, 1, max(1, values.shape[-1]), scale_dtype, importance)
+    check_values(values, 1)
+    if is_tensor(values):
+        from gguf2st.quantize import device  # noqa: PLC0415
+
+        return device.quantize_fp8_rows(values, scale_dtype, importance)
+    return _fp8(values, 1, values.shape[1], scale_dtype, importance)
 
 
 def quantize_fp8_blocks(
-    values: Values, importance: Values | None = None, fit: str = "rtn"
+    values: Array, importance: Values | None = None, fit: str = "rtn"
 ) -> Fp8Rows:
     """Quantize to E4M3 with a float32 scale for each block of 128x128.
 
     Like `quantize_fp8_rows`. Blocks at the ends may be incomplete; rows have to come in
     multiples of 128, but for the last ones of a matrix.
     """
+    check_values(values, 1)
+    if is_tensor(values):
+        from gguf2st.quantize import device  # noqa: PLC0415
+
+        return device.quantize_fp8_blocks(values, importance)
     return _fp8(values, BLOCK, BLOCK, "F32", importance)
 
 
 def _fp8(
     values: Values, block_rows: int, block_columns: int, dtype: str, importance: Values | None
 ) -> Fp8Rows:
-    check_values(values, 1)
     values = np.ascontiguousarray(values)
     rows, columns = values.shape
     weights, unit = group_weights(importance, columns, columns)
     largest = _magnitudes(values, block_rows, block_columns)
-    scales = _stored(largest / _LARGEST_E4M3, dtype)
+    scales = _stored(largest / LARGEST_E4M3, dtype)
     scales[largest == 0] = 1
     codes = np.empty((rows, columns), np.uint8)
     sums = np.zeros(3)
@@ -106,9 +116,7 @@ def _fp8(
     return Fp8Rows(codes, scales, ErrorSums(float(sums[0]), float(sums[1]), weighted, weighted))
 
 
-def quantize_mxfp4(
-    values: Values, importance: Values | None = None, fit: str = "search"
-) -> Fp4Rows:
+def quantize_mxfp4(values: Array, importance: Values | None = None, fit: str = "search") -> Fp4Rows:
     """Quantize to E2M1 with a power of two for each 32 columns of a row.
 
     "rtn" takes the power of two that lets the largest magnitude fall from 3.5 to 7;
@@ -116,18 +124,24 @@ def quantize_mxfp4(
     error. A group of zeros gets the smallest scale.
 
     Args:
-        values: float32 (rows, columns), finite; 32 divides columns.
+        values: float32 (rows, columns), finite; 32 divides columns; an array, or a tensor.
         importance: float32 (columns,), weights of squared errors.
         fit: "search" or "rtn".
 
     Raises:
         ValueError: a value isn't finite, or shapes don't fit.
     """
-    largest = _groups(values, MXFP4_GROUP)
+    steps = _steps(fit, -1, 1)
+    check_values(values, MXFP4_GROUP)
+    if is_tensor(values):
+        from gguf2st.quantize import device  # noqa: PLC0415
+
+        return device.quantize_mxfp4(values, importance, steps)
+    largest = _magnitudes(np.ascontiguousarray(values), 1, MXFP4_GROUP)
     # compressed-tensors' `round_to_power_2`: up from 1.75 times a power of two.
     exponents = (largest.view(np.int32) + (1 << 21)) >> 23
     first = (exponents - 2).clip(0, 254).astype(np.uint8)
-    return _fp4(values, importance, E8M0, first, _steps(fit, -1, 1))
+    return _fp4(values, importance, E8M0, first, steps)
 
 
 def nvfp4_global_scale(maximum: float) -> float:
@@ -143,8 +157,50 @@ def nvfp4_global_scale(maximum: float) -> float:
     return float(scale) if np.isfinite(scale) else 1.0
 
 
+def nvfp4_global_scale_of(factor: float) -> float:
+    """The global scale that stands for a factor of NVFP4 blocks of a GGUF: its reciprocal.
+
+    Readers divide by it, in two ways: engines take the reciprocal again, compressed-tensors
+    divides block scales. Of the reciprocal and its neighbours in float32 this is one that gives
+    engines the factor back, where there is one, and of those the one that lets compressed-tensors
+    decode most values to what they are.
+    """
+    wanted = np.float32(factor)
+    middle = np.float32(1) / wanted
+    near = [np.nextafter(middle, np.float32(end), dtype=np.float32) for end in (0, np.inf)]
+    scales, codes = E4M3[:127, None], E2M1
+    values = codes * scales * wanted
+
+    def merit(divisor: np.float32) -> tuple[float, int]:
+        same = (scales / divisor * codes == values).sum()
+        return (-abs(float(np.float32(1) / divisor - wanted)), int(same))
+
+    return float(max([middle, *near], key=merit))
+
+
+def nvfp4_block_errors(
+    codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8], factor: float, global_scale: float
+) -> ErrorSums:
+    """What blocks of a GGUF lose whose values are code * scale * factor: 0 where 1 / factor is exact.
+
+    Args:
+        codes: uint8 (rows, columns), E2M1.
+        scales: uint8 (rows, columns / 16), E4M3 without sign.
+        factor: what the GGUF multiplies with.
+        global_scale: what engines multiply with the reciprocal of.
+    """
+    products = E4M3[:127, None] * E2M1
+    wanted = products * np.float32(factor)
+    found = products * (np.float32(1) / np.float32(global_scale))
+    pairs = scales.astype(np.intp).repeat(NVFP4_GROUP, axis=1) * len(E2M1) + (codes & 7)
+    counts = np.bincount(pairs.ravel(), minlength=wanted.size).reshape(wanted.shape)
+    squared = float((np.square(found - wanted, dtype=np.float64) * counts).sum())
+    norm = float((np.square(wanted, dtype=np.float64) * counts).sum())
+    return ErrorSums(squared, norm, squared, squared)
+
+
 def quantize_nvfp4(
-    values: Values,
+    values: Array,
     global_scale: float,
     importance: Values | None = None,
     fit: str = "search",
@@ -157,7 +213,7 @@ def quantize_nvfp4(
     or one whose scale would be zero, gets scale 1/8, as in compressed-tensors.
 
     Args:
-        values: float32 (rows, columns), finite; 16 divides columns.
+        values: float32 (rows, columns), finite; 16 divides columns; an array, or a tensor.
         global_scale: see `nvfp4_global_scale`.
         importance: float32 (columns,), weights of squared errors.
         fit: "search" or "rtn".
@@ -168,12 +224,18 @@ def quantize_nvfp4(
     divisor = np.float32(global_scale)
     if not (divisor > 0 and np.isfinite(divisor)):
         raise ValueError(f"the global scale is {global_scale}, not a positive number")
-    largest = _groups(values, NVFP4_GROUP)
-    wanted = np.minimum(divisor * (largest / _LARGEST_E2M1), _LARGEST_E4M3)
+    steps = _steps(fit, -3, 5)
+    check_values(values, NVFP4_GROUP)
+    if is_tensor(values):
+        from gguf2st.quantize import device  # noqa: PLC0415
+
+        return device.quantize_nvfp4(values, float(divisor), importance, steps)
+    largest = _magnitudes(np.ascontiguousarray(values), 1, NVFP4_GROUP)
+    wanted = np.minimum(divisor * (largest / LARGEST_E2M1), LARGEST_E4M3)
     first = to_e4m3(wanted)
     first[first == 0] = to_e4m3(np.array([0.125], np.float32))[0]
     # Code 0 would be a scale of 0, and code 127 is NaN: entry i of the table is code i + 1.
-    return _fp4(values, importance, E4M3[1:127] / divisor, first, _steps(fit, -3, 5), base=1)
+    return _fp4(values, importance, E4M3[1:127] / divisor, first, steps, base=1)
 
 
 def _e4m3_values() -> Values:
@@ -188,6 +250,9 @@ def _e4m3_values() -> Values:
 
 E4M3: Values = _e4m3_values()
 """The value of each code of E4M3; 127 and 255 are NaN."""
+
+E2M1: Values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+"""The value of each code of E2M1 below 8; with 8 added it is negative."""
 
 E8M0: Values = np.ldexp(1.0, np.arange(255) - 127).astype(np.float32)
 """The value of each code of E8M0 but 255, which is NaN."""
@@ -209,11 +274,6 @@ def _magnitudes(values: Values, block_rows: int, block_columns: int) -> Values:
     if bits.size and bits.max() >= 0x7F800000:
         raise not_finite(values)
     return bits.view(np.float32)
-
-
-def _groups(values: Values, group: int) -> Values:
-    check_values(values, group)
-    return _magnitudes(np.ascontiguousarray(values), 1, group)
 
 
 def _stored(scales: Values, dtype: str) -> Values:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gguf2st.quantize.jit import kernel, multiply_add
+from gguf2st.jit import kernel
 from gguf2st.quantize.lanes import LANES, MARGIN, load, store
+from gguf2st.vectors import multiply_add
 
 f32, i32 = np.float32, np.int32
 

@@ -7,12 +7,14 @@ stored before codes are chosen, so codes fit the scales that an engine will read
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gguf2st.arrays import Array, is_tensor
+from gguf2st.buffers import Buffers
 from gguf2st.quantize import integer_kernels as kernels
-from gguf2st.quantize import lanes
 from gguf2st.quantize.errors import ErrorSums, ScaleRangeError
 from gguf2st.quantize.weights import check_values, group_weights, not_finite
 
@@ -47,14 +49,14 @@ class IntegerRows:
     they can be negative where the grid is symmetric. Zeros are then all 2 ** (bits - 1).
     """
 
-    codes: npt.NDArray[np.uint8]
-    scales: npt.NDArray[np.float32]
-    zeros: npt.NDArray[np.uint8]
+    codes: Array
+    scales: Array
+    zeros: Array
     errors: ErrorSums = field(default_factory=ErrorSums)
 
 
 def quantize_rows(
-    values: npt.NDArray[np.float32],
+    values: Array,
     grid: IntegerGrid,
     importance: npt.NDArray[np.float32] | None = None,
     fit: str = "search",
@@ -75,7 +77,7 @@ def quantize_rows(
     smallest number of its dtype becomes that number.
 
     Args:
-        values: float32 (rows, columns), finite.
+        values: float32 (rows, columns), finite; an array, or a tensor on any device.
         grid: what a group can hold; its group size must divide the columns.
         importance: float32 (columns,), weights of squared errors, such as the mean square
             of what the column is multiplied with; None for equal weights. Where all
@@ -85,7 +87,8 @@ def quantize_rows(
             this is the better guide for groups of more than 32 columns.
 
     Returns:
-        Codes, scales, zero points and sums of errors. The weighted sums use all weights.
+        Codes, scales and zero points (tensors where `values` is one), and sums of errors. The
+        weighted sums use all weights.
 
     Raises:
         ValueError: a value isn't finite, or shapes don't fit.
@@ -95,22 +98,34 @@ def quantize_rows(
         raise ValueError(f"fit is {fit!r}, not 'search' or 'rtn'")
     group = grid.group_size or max(1, values.shape[-1])
     check_values(values, group)
+    factors = _NONE if fit == "rtn" else _factors(grid, by_square=by_square)
+    if is_tensor(values):
+        from gguf2st.quantize import device  # noqa: PLC0415
+
+        return device.quantize_rows(values, grid, importance, factors, by_square=by_square)
     rows, columns = values.shape
-    result = IntegerRows(
-        np.empty((rows, columns), np.uint8),
-        np.empty((rows, columns // group), np.float32),
-        np.empty((rows, columns // group), np.uint8),
-    )
     weights, units = group_weights(importance, columns, group)
-    sums = np.zeros((4, lanes.LANES))
+    # Kernels take sixteen rows and columns at a time; zeros add nothing to a group but zeros.
+    tall, wide = -rows % kernels.LANES, -group % kernels.LANES
+    parts = values.reshape(rows, -1, group)
+    if tall or wide:
+        parts = np.pad(parts, ((0, tall), (0, 0), (0, wide)))
+        weights = np.pad(weights.reshape(-1, group), ((0, 0), (0, wide)), mode="edge").ravel()
+    height, groups, width = parts.shape
+    result = IntegerRows(
+        np.empty((height, groups * width), np.uint8),
+        np.empty((height, groups), np.float32),
+        np.empty((height, groups), np.uint8),
+    )
+    sums = np.zeros(4)
     status = kernels.fit_rows(
-        (np.ascontiguousarray(values), weights.repeat(lanes.LANES), by_square),
+        (np.ascontiguousarray(parts).reshape(height, -1), weights, by_square),
         units,
         np.float32(1 << (grid.bits - 1)),
         grid.symmetric,
         _DTYPES[grid.scale_dtype],
-        _NONE if fit == "rtn" else _factors(grid, by_square=by_square),
-        lanes.scratch(kernels.STATE_SIZE),
+        factors,
+        _tiles(width * kernels.LANES),
         result.codes,
         result.scales,
         result.zeros,
@@ -122,12 +137,29 @@ def quantize_rows(
         raise ScaleRangeError(_largest_scale(values, grid, group), grid.scale_dtype)
     if fit == "rtn":
         sums[3] = sums[2]
-    result.errors = ErrorSums(*sums.sum(axis=1).tolist())
+    if tall or wide:
+        codes = result.codes.reshape(height, groups, width)[:rows, :, :group]
+        result.codes = np.ascontiguousarray(codes).reshape(rows, columns)
+        result.scales, result.zeros = result.scales[:rows], result.zeros[:rows]
+    result.errors = ErrorSums(*sums.tolist())
     return result
 
 
-def dequantize_rows(rows: IntegerRows, grid: IntegerGrid) -> npt.NDArray[np.float32]:
+def _tiles(size: int) -> tuple[npt.NDArray[Any], ...]:
+    """What a kernel works in: two arrays of float32 and two of uint8."""
+    names = {"values": np.float32, "weights": np.float32, "codes": np.uint8, "rows": np.uint8}
+    return tuple(_buffers.take(name, (size,), dtype) for name, dtype in names.items())
+
+
+_buffers = Buffers()
+
+
+def dequantize_rows(rows: IntegerRows, grid: IntegerGrid) -> Array:
     """The values of quantized rows, float32 (rows, columns), rounded once where need be."""
+    if is_tensor(rows.codes):
+        from gguf2st.quantize import device  # noqa: PLC0415
+
+        return device.dequantize_rows(rows)
     count, columns = rows.codes.shape
     group = grid.group_size or columns
     codes = rows.codes.reshape(count, -1, group).astype(np.float32)

@@ -1,8 +1,9 @@
 """The inner loops of `integer`: a scale, a zero point and codes for each group of each row.
 
-Rows go side by side, see `lanes`. A group is first multiplied with a power of two, which is
-exact, such that its largest magnitude lies from 1 to 2: squares can then neither overflow
-nor vanish, whatever the unit of the weights.
+Sixteen rows go side by side, a lane each, so sums run over the columns of each row in their
+order, whatever chunk it came in. Their group is laid out transposed, in `tile`, and
+multiplied with a power of two, which is exact, such that its largest magnitude lies from 1 to 2:
+squares can then neither overflow nor vanish, whatever the unit of the weights.
 
 Codes are signed here, from -half to half - 1, and a value is (code - offset) * scale;
 k stands for code - offset.
@@ -12,10 +13,31 @@ from __future__ import annotations
 
 import numpy as np
 
-from gguf2st.quantize.jit import inlined, kernel, multiply_add
-from gguf2st.quantize.lanes import LANES, MARGIN, TILE, load, store
+from gguf2st.jit import kernel, part
+from gguf2st.vectors import (
+    absolute,
+    bits_of,
+    bytes_of,
+    choose,
+    downward,
+    every,
+    from_bits,
+    integers,
+    load,
+    multiply_add,
+    nearest,
+    repeat,
+    store,
+    transpose,
+)
 
-f32, i32 = np.float32, np.int32
+LANES = 16
+STRETCH = 128  # columns whose errors are summed up for themselves, which keeps sums exact
+# A search must beat plain rounding by more than float32 sums can be wrong, so that it is never
+# worse, however errors are summed up: the sums of a stretch, and those of 512 stretches.
+MARGIN = np.float32(1 - 2**-13)
+
+f32 = np.float32
 
 # Dtypes of scales: bits of float32's mantissa that they lack, their smallest number, their largest.
 F32 = (0, f32(2**-149), f32(3.4028235e38))
@@ -24,371 +46,337 @@ BF16 = (16, f32(2**-133), f32(3.3895314e38))
 ROUNDER = f32(1.5 * 2**23)
 FINISHED, NOT_FINITE, OVERFLOW = 0, 1, 2  # what `fit_rows` returns
 
-# Where in `state` a number of each lane begins. It is one flat array because the compiler
-# has to prove that what it reads and writes doesn't overlap before it makes vector code.
-LOW, HIGH, FINITE = 0, 16, 32
-UNIT = 48  # of each lane four times, see `to_unit`
-BASE = 112  # the scale of plain rounding before it is rounded itself
-INVERSE, FROM, TO, FROM_2, TO_2 = 128, 144, 160, 176, 192  # 1 / scale and k of a candidate
-XK, KK, XK_2, KK_2 = 208, 224, 240, 256  # sums
-BEST_SCORE, BEST_SCALE, BEST_FROM = 272, 288, 304  # the best candidate
-SCALE, OFFSET, ERROR = 320, 336, 352  # being tried
-PICK_SCALE, PICK_OFFSET, REFINED_SCALE, REFINED_FROM = 368, 384, 400, 416  # the best tried
-SQUARED, NORM, WEIGHTED = 432, 448, 464
-MAGNITUDE, STEPS, ROUNDED = 480, 496, 512  # between steps of a calculation
-STATE_SIZE = 528
+
+@part
+def smaller(a, b):
+    """The smaller of each two numbers."""
+    return choose(a < b, a, b)
 
 
-@kernel
-def extremes(tile, columns, state):
-    """Widen LOW and HIGH to hold the tile; FINITE turns into NaN if a value isn't finite."""
-    for column in range(columns):
-        for lane in range(LANES):
-            value = tile[column, lane]
-            state[LOW + lane] = np.fmin(state[LOW + lane], value)
-            state[HIGH + lane] = np.fmax(state[HIGH + lane], value)
-            state[FINITE + lane] += value - value
+@part
+def larger(a, b):
+    """The larger of each two numbers."""
+    return choose(a > b, a, b)
 
 
-@kernel
-def to_unit(tile, weight_tile, weights, columns, state, by_square):
-    """Multiply the tile with UNIT; fill in the weights of the squared errors of its elements."""
-    flat, flat_weights = tile.ravel(), weight_tile.ravel()
-    # Four columns at a time: the compiler would unroll a loop of sixteen, not vectorize it.
-    for start in range(0, columns * LANES, 4 * LANES):
-        for index in range(4 * LANES):
-            flat[start + index] *= state[UNIT + index]
-    if by_square:
-        for index in range(columns * LANES):
-            flat_weights[index] = weights[index] * flat[index] * flat[index]
-    else:
-        for index in range(columns * LANES):
-            flat_weights[index] = weights[index]
+@part
+def clipped(values, low, high):
+    """Values between two bounds."""
+    return smaller(larger(values, low), high)
 
 
-@kernel
-def score(tile, weight_tile, columns, state):
-    """Sum x * k and k * k (weighted) for one scale and two windows of k."""
-    for column in range(columns):
-        for lane in range(LANES):
-            value, weight = tile[column, lane], weight_tile[column, lane]
-            # Adding 1.5 * 2**23 rounds to an integer, one instruction cheaper than np.rint.
-            nearest = multiply_add(value, state[INVERSE + lane], ROUNDER) - ROUNDER
-            k = nearest if nearest > state[FROM + lane] else state[FROM + lane]
-            k = k if k < state[TO + lane] else state[TO + lane]
-            weighted = weight * k
-            state[XK + lane] = multiply_add(weighted, value, state[XK + lane])
-            state[KK + lane] = multiply_add(weighted, k, state[KK + lane])
-            k = nearest if nearest > state[FROM_2 + lane] else state[FROM_2 + lane]
-            k = k if k < state[TO_2 + lane] else state[TO_2 + lane]
-            weighted = weight * k
-            state[XK_2 + lane] = multiply_add(weighted, value, state[XK_2 + lane])
-            state[KK_2 + lane] = multiply_add(weighted, k, state[KK_2 + lane])
-
-
-@kernel
-def measure(tile, weight_tile, columns, state, half):
-    """Sum x * k, k * k and the squared error (all weighted) of encoding with SCALE and OFFSET."""
-    highest = half - f32(1)
-    for column in range(columns):
-        for lane in range(LANES):
-            value, weight = tile[column, lane], weight_tile[column, lane]
-            scale, offset = state[SCALE + lane], state[OFFSET + lane]
-            code = value / scale + offset
-            code = code if code > -half else -half
-            code = code if code < highest else highest
-            k = np.rint(code) - offset
-            error = value - k * scale
-            weighted = weight * k
-            state[XK + lane] = multiply_add(weighted, value, state[XK + lane])
-            state[KK + lane] = multiply_add(weighted, k, state[KK + lane])
-            state[ERROR + lane] = multiply_add(weight * error, error, state[ERROR + lane])
-
-
-@kernel
-def encode(tile, weight_tile, code_tile, columns, state, half):
-    """Fill `code_tile` with unsigned codes of PICK_SCALE and PICK_OFFSET; sum up the errors."""
-    highest = half - f32(1)
-    for column in range(columns):
-        for lane in range(LANES):
-            value, weight = tile[column, lane], weight_tile[column, lane]
-            scale, offset = state[PICK_SCALE + lane], state[PICK_OFFSET + lane]
-            code = value / scale + offset
-            code = code if code > -half else -half
-            code = code if code < highest else highest
-            code = np.rint(code)
-            code_tile[column, lane] = np.uint8(np.int32(code + half))
-            error = value - (code - offset) * scale
-            state[SQUARED + lane] = multiply_add(error, error, state[SQUARED + lane])
-            state[WEIGHTED + lane] = multiply_add(weight * error, error, state[WEIGHTED + lane])
-            state[NORM + lane] = multiply_add(value, value, state[NORM + lane])
-
-
-@kernel
-def round_scales(state, words, dtype):
-    """Round SCALE to a dtype, in the unit of the weights; `words` is `state` seen as int32.
+@part
+def stored_scale(scale, unit, dtype):
+    """A scale as its dtype holds it; `unit` is the one in which it and the result are counted.
 
     A scale that would become zero becomes the smallest number of the dtype.
     """
     missing, smallest, _ = dtype
-    for lane in range(LANES):
-        state[SCALE + lane] /= state[UNIT + lane]
-        # Below the normal numbers of F16, its steps are 2**-24.
-        state[STEPS + lane] = np.rint(state[SCALE + lane] * f32(2**24)) * f32(2**-24)
+    scale = scale / unit
     if missing:
-        below_half = i32(i32(1 << (missing - 1)) - 1)
-        for lane in range(LANES):
-            word = words[SCALE + lane]
-            odd = i32(i32(word >> missing) & 1)
-            words[ROUNDED + lane] = i32(i32(word + below_half + odd) & -(1 << missing))
-        for lane in range(LANES):
-            small = missing == 13 and abs(state[SCALE + lane]) < f32(2**-14)
-            state[SCALE + lane] = state[(STEPS if small else ROUNDED) + lane]
-    for lane in range(LANES):
-        scale = state[SCALE + lane]
-        state[SCALE + lane] = (smallest if scale == f32(0) else scale) * state[UNIT + lane]
+        words = bits_of(scale)
+        below_half = (1 << (missing - 1)) - 1
+        words = (words + (words >> missing & 1) + below_half) & -(1 << missing)
+        rounded = from_bits(words)
+        if missing == 13:
+            # Below the normal numbers of F16, its steps are 2**-24.
+            steps = nearest(scale * f32(2**24)) * f32(2**-24)
+            rounded = choose(absolute(scale) < f32(2**-14), steps, rounded)
+        scale = rounded
+    return choose(scale == 0, repeat(smallest, LANES), scale) * unit
 
 
-@kernel
-def prepare(state, words, half, symmetric, dtype):
-    """From LOW and HIGH, find UNIT, BASE and the pick of plain rounding.
+@part
+def measured(tile, weight_tile, group, scale, offset, half):
+    """Weighted sums of value * k, of k * k and of squared errors of encoding with a scale."""
+    highest = half - f32(1)
+    xk, kk, total = repeat(0.0, LANES), repeat(0.0, LANES), repeat(0.0, LANES)
+    for first in range(0, group, STRETCH):
+        errors = repeat(0.0, LANES)
+        for place in range(first * LANES, min(first + STRETCH, group) * LANES, LANES):
+            value, weight = load(tile, place, LANES), load(weight_tile, place, LANES)
+            code = value / scale + offset
+            code = choose(code > -half, code, -half)
+            code = choose(code < highest, code, highest)
+            k = nearest(code) - offset
+            error = value - k * scale
+            weighted = weight * k
+            xk = multiply_add(weighted, value, xk)
+            kk = multiply_add(weighted, k, kk)
+            errors = multiply_add(weight * error, error, errors)
+        total = total + errors
+    return xk, kk, total
 
-    It has the numbers of compressed-tensors (`calculate_qparams`): the scale is rounded to
-    its dtype after the offset was found with the exact one.
+
+@part
+def searched(tile, weight_tile, group, low, high, base, factors, half, symmetric):
+    """The scale and the first k of the window that explain most of the values.
+
+    What a window of k explains with its best scale is sum(value * k)^2 / sum(k * k). A factor
+    stands for a scale and two windows of k.
     """
-    levels = half + half - f32(1)
-    for lane in range(LANES):
-        state[MAGNITUDE + lane] = np.fmax(-state[LOW + lane], state[HIGH + lane])
-    for lane in range(4 * LANES):
-        exponent = i32(i32(words[MAGNITUDE + lane % LANES] >> 23) - 127)
-        exponent = min(max(exponent, i32(-126)), i32(126))
-        words[UNIT + lane] = i32(i32(127 - exponent) << 23)
-    for lane in range(LANES):
-        low, high, unit = state[LOW + lane], state[HIGH + lane], state[UNIT + lane]
-        scale = state[MAGNITUDE + lane] / (levels / f32(2))
-        offset = f32(0)
-        if not symmetric:
-            scale = (high - low) / levels
-            offset = -half - low / scale
-            offset = np.rint(np.fmin(np.fmax(offset, -half), half - f32(1)))
-        # A group of zeros has scale 1.
-        zeros = state[MAGNITUDE + lane] == f32(0)
-        state[OFFSET + lane] = f32(0) if zeros else offset
-        state[SCALE + lane] = unit if zeros else scale * unit
-        state[BASE + lane] = unit if zeros else scale * unit
-        state[LOW + lane], state[HIGH + lane] = low * unit, high * unit
-    round_scales(state, words, dtype)
-    finite, fits = True, True
-    for lane in range(LANES):
-        finite = finite and state[FINITE + lane] == f32(0)
-        fits = fits and state[SCALE + lane] <= dtype[2] * state[UNIT + lane]
-        state[PICK_SCALE + lane] = state[SCALE + lane]
-        state[PICK_OFFSET + lane] = state[OFFSET + lane]
-    if not finite:
-        return NOT_FINITE
-    return FINISHED if fits else OVERFLOW
+    width = half + half - f32(1)
+    best, best_scale, best_from = repeat(0.0, LANES), repeat(1.0, LANES), repeat(-half, LANES)
+    for number in range(len(factors)):
+        scale, first = proposed(low, high, base, factors[number], half, symmetric)
+        inverse = repeat(1.0, LANES) / scale
+        second, last = first + f32(1), first + width
+        after_last = last + f32(1)
+        xk, kk = repeat(0.0, LANES), repeat(0.0, LANES)
+        xk_2, kk_2 = repeat(0.0, LANES), repeat(0.0, LANES)
+        rounder = repeat(ROUNDER, LANES)
+        for place in range(0, group * LANES, LANES):
+            value, weight = load(tile, place, LANES), load(weight_tile, place, LANES)
+            # Adding 1.5 * 2**23 rounds to an integer.
+            code = multiply_add(value, inverse, rounder) - ROUNDER
+            k = clipped(code, first, last)
+            weighted = weight * k
+            xk = multiply_add(weighted, value, xk)
+            kk = multiply_add(weighted, k, kk)
+            k = clipped(code, second, after_last)
+            weighted = weight * k
+            xk_2 = multiply_add(weighted, value, xk_2)
+            kk_2 = multiply_add(weighted, k, kk_2)
+        scale, scale_2 = xk / kk, xk_2 / kk_2
+        score, score_2 = scale * xk, scale_2 * xk_2
+        better = score > best
+        best_scale, best_from = (
+            choose(better, scale, best_scale),
+            choose(better, first, best_from),
+        )
+        best = choose(better, score, best)
+        better = score_2 > best
+        best_scale, best_from = (
+            choose(better, scale_2, best_scale),
+            choose(better, second, best_from),
+        )
+        best = choose(better, score_2, best)
+    return best_scale, best_from
 
 
-@kernel
-def propose(state, factor, half, symmetric):
-    """Set a candidate: a scale, BASE times a factor, and two windows of k.
+@part
+def proposed(low, high, base, factor, half, symmetric):
+    """A scale to try, plain rounding's times a factor, and the first k of a window.
 
     Factor 0 stands for the scale that takes the largest magnitude to code -half.
     """
     width = half + half - f32(1)
-    for lane in range(LANES):
-        low, base = state[LOW + lane], state[BASE + lane]
-        scale = base * factor
-        # What clipping takes away, it takes from both ends: windows stay in proportion.
-        steady = np.fmax(scale, base)
-        if factor == f32(0):
-            scale = steady = np.fmax(-low, state[HIGH + lane]) / half
-        first = -half
-        if not symmetric:
-            first = np.fmin(np.fmax(np.floor(low / steady), -width), f32(-1))
-        state[INVERSE + lane] = f32(1) / scale
-        state[FROM + lane], state[TO + lane] = first, first + width
-        state[FROM_2 + lane], state[TO_2 + lane] = first + f32(1), first + half + half
+    # What clipping takes away, it takes from both ends: windows stay in proportion.
+    scale = base * factor
+    steady = larger(scale, base)
+    if factor == f32(0):
+        scale = larger(low * f32(-1), high) / half
+        steady = scale
+    first = repeat(-half, LANES)
+    if not symmetric:
+        first = downward(low / steady)
+        first = choose(first > -width, first, -width)
+        first = choose(first < f32(-1), first, f32(-1))
+    return scale, first
 
 
-@kernel
-def keep_best(state):
-    """Keep a window if it explains most of the values, sum(xk)^2 / sum(kk), and its best scale."""
-    for lane in range(LANES):
-        best, best_scale = state[BEST_SCORE + lane], state[BEST_SCALE + lane]
-        best_from = state[BEST_FROM + lane]
-        first, second = state[FROM + lane], state[FROM_2 + lane]
-        xk, xk_2 = state[XK + lane], state[XK_2 + lane]
-        scale, scale_2 = xk / state[KK + lane], xk_2 / state[KK_2 + lane]
-        score, score_2 = scale * xk, scale_2 * xk_2
-        best_scale = scale if score > best else best_scale
-        best_from = first if score > best else best_from
-        best = score if score > best else best
-        state[BEST_SCALE + lane] = scale_2 if score_2 > best else best_scale
-        state[BEST_FROM + lane] = second if score_2 > best else best_from
-        state[BEST_SCORE + lane] = score_2 if score_2 > best else best
-
-
-@kernel
-def settle(state, words, half, symmetric, dtype):
-    """Turn the best candidate into SCALE, rounded to its dtype, and OFFSET.
-
-    Where the dtype can't hold the scale, they fall back to the pick.
-    """
-    for lane in range(LANES):
-        scale, first = state[BEST_SCALE + lane], state[BEST_FROM + lane]
+@part
+def settled(scale, first, unit, pick_scale, pick_offset, half, symmetric, dtype):
+    """A scale as its dtype holds it, and its offset; the pick where the dtype can't hold it."""
+    if symmetric:
         # The window from -half + 1 to half is the symmetric one with a negative scale.
-        state[SCALE + lane] = -scale if symmetric and first != -half else scale
-        state[OFFSET + lane] = f32(0) if symmetric else -half - first
-    round_scales(state, words, dtype)
-    for lane in range(LANES):
-        if not abs(state[SCALE + lane]) <= dtype[2] * state[UNIT + lane]:
-            state[SCALE + lane] = state[PICK_SCALE + lane]
-            state[OFFSET + lane] = state[PICK_OFFSET + lane]
+        scale = choose(first == -half, scale, scale * f32(-1))
+        offset = repeat(0.0, LANES)
+    else:
+        offset = (first + half) * f32(-1)
+    scale = stored_scale(scale, unit, dtype)
+    fits = absolute(scale) <= unit * dtype[2]
+    return choose(fits, scale, pick_scale), choose(fits, offset, pick_offset)
 
 
-@inlined
-def fetch(source, row, column, columns, tile, weight_tile, state):
-    """Load a tile and bring it into the unit of its groups."""
-    values, weights, by_square = source
-    load(values, row, column, columns, tile)
-    to_unit(tile, weight_tile, weights[column * LANES :], columns, state, by_square)
+@part
+def loaded(flat, start, columns, group, tile):
+    """Fill the tile; return each lane's least and greatest value (0 among them), and 0 or NaN."""
+    low, high, odd = repeat(0.0, LANES), repeat(0.0, LANES), repeat(0.0, LANES)
+    for column in range(0, group, LANES):
+        transpose(flat, start + column, columns, tile, column * LANES, LANES)
+        for place in range(column * LANES, (column + LANES) * LANES, LANES):
+            value = load(tile, place, LANES)
+            low, high = smaller(value, low), larger(value, high)
+            # An infinity or a NaN leaves a NaN.
+            odd = odd + (value - value)
+    return low, high, odd
 
 
-@inlined
-def search(source, row, start, stop, half, symmetric, factors, sums, scratch):
-    """Find the best candidate of the group; `sums` keeps theirs between tiles."""
-    tile, weight_tile, _, state, _ = scratch
-    for lane in range(LANES):
-        state[BEST_SCORE + lane], state[BEST_SCALE + lane] = f32(0), f32(1)
-        state[BEST_FROM + lane] = -half
-    for column in range(start, stop, TILE):
-        columns = min(TILE, stop - column)
-        if stop - start > TILE:
-            fetch(source, row, column, columns, tile, weight_tile, state)
-        for number in range(len(factors)):
-            propose(state, factors[number], half, symmetric)
-            for index in range(4 * LANES):
-                state[XK + index] = f32(0) if column == start else sums[number, index]
-            score(tile, weight_tile, columns, state)
-            if column + columns == stop:
-                keep_best(state)
-            else:
-                for index in range(4 * LANES):
-                    sums[number, index] = state[XK + index]
+@part
+def rounded_plainly(low, high, half, symmetric, dtype):
+    """Unit and 1 / unit of each group, plain rounding's scale before and after it is stored, its offset.
 
-
-@inlined
-def attempt(source, row, start, stop, half, first, scratch):
-    """Measure SCALE and OFFSET over the group; make them the pick where their error is less.
-
-    The `first` attempt, plain rounding, always becomes the pick, and later ones have to
-    beat it by MARGIN. Rows of `errors`: of this attempt, of the pick, of plain rounding.
+    They have the numbers of compressed-tensors (`calculate_qparams`): the scale is rounded to
+    its dtype after the offset was found with the exact one. Scales are counted in the unit.
     """
-    tile, weight_tile, _, state, errors = scratch
-    for lane in range(LANES):
-        state[XK + lane], state[KK + lane], errors[0, lane] = f32(0), f32(0), 0.0
-    for column in range(start, stop, TILE):
-        columns = min(TILE, stop - column)
-        if stop - start > TILE:
-            fetch(source, row, column, columns, tile, weight_tile, state)
-        for lane in range(LANES):
-            state[ERROR + lane] = f32(0)
-        measure(tile, weight_tile, columns, state, half)
-        for lane in range(LANES):
-            errors[0, lane] += state[ERROR + lane]
-    for lane in range(LANES):
-        if first or errors[0, lane] < errors[1, lane]:
-            errors[1, lane] = errors[0, lane]
-            scale, offset = state[SCALE + lane], state[OFFSET + lane]
-            state[PICK_SCALE + lane], state[PICK_OFFSET + lane] = scale, offset
-            # Least squares: the best scale for these codes.
-            xk, kk = state[XK + lane], state[KK + lane]
-            refined = xk / kk if kk > f32(0) else scale
-            state[REFINED_SCALE + lane] = abs(refined)
-            state[REFINED_FROM + lane] = -half - offset + (f32(1) if refined < f32(0) else f32(0))
-        if first:
-            errors[1, lane] *= MARGIN
-            errors[2, lane] = errors[0, lane]
+    levels = half + half - f32(1)
+    magnitude = larger(low * f32(-1), high)
+    exponent = (bits_of(magnitude) >> 23) - 127
+    exponent = choose(exponent > -126, exponent, -126)
+    exponent = choose(exponent < 126, exponent, 126)
+    unit, inverse_unit = from_bits((exponent * -1 + 127) << 23), from_bits((exponent + 127) << 23)
+    zeros_only = magnitude == 0
+    scale, offset = magnitude / (levels / f32(2)), repeat(0.0, LANES)
+    if not symmetric:
+        scale = (high - low) / levels
+        offset = low / scale * f32(-1) - half
+        offset = choose(offset > -half, offset, -half)
+        offset = nearest(choose(offset < half - f32(1), offset, half - f32(1)))
+        offset = choose(zeros_only, repeat(0.0, LANES), offset)
+    # A group of zeros has scale 1.
+    base = choose(zeros_only, unit, scale * unit)
+    return unit, inverse_unit, base, stored_scale(base, unit, dtype), offset
 
 
-@inlined
-def finish(source, row, start, stop, half, units, codes, sums, scratch):
-    """Encode the group with the pick; `units` turns SQUARED, NORM, WEIGHTED into the caller's."""
-    tile, weight_tile, code_tile, state, _ = scratch
-    for column in range(start, stop, TILE):
-        columns = min(TILE, stop - column)
-        if stop - start > TILE:
-            fetch(source, row, column, columns, tile, weight_tile, state)
-        for index in range(SQUARED, WEIGHTED + LANES):
-            state[index] = f32(0)
-        encode(tile, weight_tile, code_tile, columns, state, half)
-        store(code_tile, row, column, columns, codes)
-        for lane in range(LANES):
-            sums[0, lane] += state[SQUARED + lane] * units[0, lane]
-            sums[1, lane] += state[NORM + lane] * units[0, lane]
-            sums[2, lane] += state[WEIGHTED + lane] * units[1, lane]
+@part
+def fitted(source, tiles, first_column, group, low, high, unit, base, scale, offset, options):
+    """The best of all attempts, and the weighted squared error of the first, plain rounding.
 
-
-@kernel
-def fit_rows(source, groups, half, symmetric, dtype, factors, scratch, codes, scales, zeros, sums):
-    """Quantize all rows; return FINISHED, or why not.
-
-    `source` is values, float32 (rows, columns); weights of squared errors, float32
-    (columns * LANES,), at most 1, each column's repeated; and whether to multiply these with
-    the squares of the values. `groups`, float64 (groups,), turns weights into the caller's.
-    `half` is half the number of codes, float32, and `factors`, float32, are of the candidates
-    (see `propose`), none for plain rounding. `scratch` is from `lanes.scratch`. Filled are
-    `codes`, uint8 (rows, columns), `scales`, float32, and `zeros`, uint8, both (rows,
-    groups), and `sums`, float64 (4, LANES), in the order of `ErrorSums`, the last one only
-    in a search.
+    The tile is multiplied with the unit, and `weight_tile` filled.
     """
-    tile, weight_tile, _, state, errors = scratch
-    words, units = state.view(np.int32), np.zeros((2, LANES), np.float64)
-    values, weights, by_square = source
-    group = values.shape[1] // scales.shape[1]
+    tile, weight_tile, _, _ = tiles
+    _, weights, by_square = source
+    half, symmetric, dtype, factors = options
+    for column in range(group):
+        value = load(tile, column * LANES, LANES) * unit
+        store(tile, column * LANES, value)
+        weight = repeat(weights[first_column + column], LANES)
+        if by_square:
+            weight = weight * value * value
+        store(weight_tile, column * LANES, weight)
+    low, high = low * unit, high * unit
+    xk, kk, rounding_error = measured(tile, weight_tile, group, scale, offset, half)
+    error = rounding_error * MARGIN
     # With many codes, sums can't tell candidates apart: each of them is measured.
     fine, signs = half > f32(8), 2 if symmetric else 1
-    candidates = np.empty((len(factors), 4 * LANES), np.float32)
-    attempts = 0
-    if len(factors):
-        attempts = 2 + (signs * len(factors) if fine else 1)
-    for row in range(0, values.shape[0], LANES):
+    attempts = signs * len(factors) if fine else 1
+    for step in range(attempts + 1):
+        if step == attempts:
+            # Least squares: the best scale for the codes of the best attempt.
+            refined = choose(kk > 0, xk / kk, scale)
+            first = (offset + half) * f32(-1)
+            first = choose(refined < 0, first + f32(1), first)
+            tried = absolute(refined)
+        elif fine:
+            tried, first = proposed(low, high, base, factors[step // signs], half, symmetric)
+            if step % signs:
+                first = first + f32(1)
+        else:
+            tried, first = searched(
+                tile, weight_tile, group, low, high, base, factors, half, symmetric
+            )
+        tried, tried_offset = settled(tried, first, unit, scale, offset, half, symmetric, dtype)
+        tried_xk, tried_kk, tried_error = measured(
+            tile, weight_tile, group, tried, tried_offset, half
+        )
+        better = tried_error < error
+        scale, offset = choose(better, tried, scale), choose(better, tried_offset, offset)
+        xk, kk = choose(better, tried_xk, xk), choose(better, tried_kk, kk)
+        error = choose(better, tried_error, error)
+    return scale, offset, rounding_error
+
+
+@part
+def encoded(source, tiles, first_column, group, unit, scale, offset, half):
+    """Fill `code_tile` with unsigned codes; sum up squared errors, squares, weighted errors.
+
+    `unit` is what the tile still has to be multiplied with.
+    """
+    tile, _, code_tile, _ = tiles
+    _, weights, by_square = source
+    squared, norm, weighted = repeat(0.0, LANES), repeat(0.0, LANES), repeat(0.0, LANES)
+    highest, inverse = half - f32(1), repeat(1.0, LANES) / scale
+    for start in range(0, group, STRETCH):
+        some, some_norm, some_weighted = (
+            repeat(0.0, LANES),
+            repeat(0.0, LANES),
+            repeat(0.0, LANES),
+        )
+        for column in range(start, min(start + STRETCH, group)):
+            value = load(tile, column * LANES, LANES) * unit
+            weight = repeat(weights[first_column + column], LANES)
+            if by_square:
+                weight = weight * value * value
+            # A product is quicker than the quotient, and off by so little that only near a tie
+            # they can round to different codes.
+            code = multiply_add(value, inverse, offset)
+            if not every(absolute(code - nearest(code)) < f32(0.5 - 2**-12)):
+                code = value / scale + offset
+            code = choose(code > -half, code, -half)
+            code = nearest(choose(code < highest, code, highest))
+            store(code_tile, column * LANES, bytes_of(integers(code + half)))
+            error = value - (code - offset) * scale
+            some = multiply_add(error, error, some)
+            some_norm = multiply_add(value, value, some_norm)
+            some_weighted = multiply_add(weight * error, error, some_weighted)
+        squared, norm, weighted = squared + some, norm + some_norm, weighted + some_weighted
+    return squared, norm, weighted
+
+
+@kernel
+def fit_rows(source, groups, half, symmetric, dtype, factors, tiles, codes, scales, zeros, sums):
+    """Quantize all rows; return FINISHED, or why not.
+
+    `source` is values, float32 (rows, columns); weights of squared errors, float32 (columns,),
+    at most 1; and whether to multiply these with the squares of the values. LANES divides rows
+    and the columns of a group. `groups`, float64 (groups,), turns weights into the caller's.
+    `half` is half the number of codes, float32, and `factors`, float32, are of the candidates
+    (see `proposed`), none for plain rounding. `tiles` are two of float32 and two of uint8, all
+    of (columns of a group * LANES,). Filled are `codes`, uint8 (rows, columns), `scales`, float32,
+    and `zeros`, uint8, both (rows, groups), and `sums`, float64 (4,), in the order of `ErrorSums`,
+    the last one only in a search.
+    """
+    values, _, by_square = source
+    tile, _, code_tile, row_tile = tiles
+    rows, columns = values.shape
+    group, options = columns // scales.shape[1], (half, symmetric, dtype, factors)
+    flat, flat_codes = values.reshape(values.size), codes.reshape(codes.size)
+    squared_sum, norm_sum, weighted_sum, rounding_sum = 0.0, 0.0, 0.0, 0.0
+    for row in range(0, rows, LANES):
         for index in range(scales.shape[1]):
-            start, stop = index * group, index * group + group
-            for lane in range(LOW, UNIT):
-                state[lane] = f32(0)
-            for column in range(start, stop, TILE):
-                columns = min(TILE, stop - column)
-                load(values, row, column, columns, tile)
-                extremes(tile, columns, state)
-            status = prepare(state, words, half, symmetric, dtype)
-            if status != FINISHED:
-                return status
-            if group <= TILE:
-                to_unit(tile, weight_tile, weights[start * LANES :], group, state, by_square)
-            if attempts and not fine:
-                search(source, row, start, stop, half, symmetric, factors, candidates, scratch)
-            for step in range(attempts):
-                if step == attempts - 1:
-                    for lane in range(2 * LANES):
-                        state[BEST_SCALE + lane] = state[REFINED_SCALE + lane]
-                elif step > 0 and fine:
-                    propose(state, factors[(step - 1) // signs], half, symmetric)
-                    first = FROM if (step - 1) % signs == 0 else FROM_2
-                    for lane in range(LANES):
-                        state[BEST_SCALE + lane] = f32(1) / state[INVERSE + lane]
-                        state[BEST_FROM + lane] = state[first + lane]
-                if step > 0:
-                    settle(state, words, half, symmetric, dtype)
-                attempt(source, row, start, stop, half, step == 0, scratch)
-            for lane in range(LANES):
-                unit = 1 / (np.float64(state[UNIT + lane]) ** 2)
-                units[0, lane] = unit
-                units[1, lane] = unit * groups[index] * (unit if by_square else 1.0)
-                sums[3, lane] += errors[2, lane] * units[1, lane]
-            finish(source, row, start, stop, half, units, codes, sums, scratch)
-            for lane in range(min(LANES, values.shape[0] - row)):
-                scales[row + lane, index] = state[PICK_SCALE + lane] / state[UNIT + lane]
-                zeros[row + lane, index] = np.uint8(np.int32(state[PICK_OFFSET + lane] + half))
+            first = index * group
+            start = row * columns + first
+            low, high, odd = loaded(flat, start, columns, group, tile)
+            if not every(odd == 0):
+                return NOT_FINITE
+            unit, inverse_unit, base, scale, offset = rounded_plainly(
+                low, high, half, symmetric, dtype
+            )
+            if not every(scale <= unit * dtype[2]):
+                return OVERFLOW
+            left, rounding_error = unit, repeat(0.0, LANES)
+            if len(factors):
+                scale, offset, rounding_error = fitted(
+                    source, tiles, first, group, low, high, unit, base, scale, offset, options
+                )
+                left = repeat(1.0, LANES)
+            squared, norm, weighted = encoded(
+                source, tiles, first, group, left, scale, offset, half
+            )
+            for column in range(0, group, LANES):
+                transpose(code_tile, column * LANES, LANES, row_tile, column, group)
+            # A row at a time: rows may lie a power of two apart, where few fit into a cache at once.
+            for number in range(LANES):
+                for column in range(0, group, LANES):
+                    some = load(row_tile, number * group + column, LANES)
+                    store(flat_codes, start + number * columns + column, some)
+            # From here on, row by row: first to memory, where single numbers are at hand.
+            store(tile, 0, scale * inverse_unit)
+            store(tile, LANES, offset + half)
+            store(tile, 2 * LANES, inverse_unit)
+            store(tile, 3 * LANES, squared)
+            store(tile, 4 * LANES, norm)
+            store(tile, 5 * LANES, weighted)
+            store(tile, 6 * LANES, rounding_error)
+            for number in range(LANES):
+                scales[row + number, index] = tile[number]
+                zeros[row + number, index] = np.uint8(np.int32(tile[LANES + number]))
+                square = np.float64(tile[2 * LANES + number]) ** 2
+                weight_square = square * groups[index] * (square if by_square else 1.0)
+                squared_sum += tile[3 * LANES + number] * square
+                norm_sum += tile[4 * LANES + number] * square
+                weighted_sum += tile[5 * LANES + number] * weight_square
+                rounding_sum += tile[6 * LANES + number] * weight_square
+    sums[0], sums[1], sums[2], sums[3] = squared_sum, norm_sum, weighted_sum, rounding_sum
     return FINISHED

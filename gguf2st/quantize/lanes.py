@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf2st.quantize.jit import kernel
+from gguf2st.jit import kernel
 
 LANES = 16
 TILE = 128
@@ -31,7 +31,7 @@ TILE = 128
 MARGIN = 1 - 2**-15
 
 
-def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def aligned(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Zeros that begin at a multiple of 64 bytes: vectors across cache lines take twice the time."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.zeros(size + 64, np.uint8)

@@ -11,12 +11,13 @@ auto_gptq/nn_modules/qlinear (`pack`).
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from gguf2st.arrays import Array, is_tensor
 from gguf2st.quantize import packing_kernels as kernels
 
-Codes = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.int32]
+# Numpy arrays of uint8 and int32, or torch tensors of them.
+Codes = Array
+Words = Array
 
 
 def pack_rows(codes: Codes, bits: int) -> Words:
@@ -31,20 +32,24 @@ def pack_rows(codes: Codes, bits: int) -> Words:
     Returns:
         int32 (rows, ceil(columns * bits / 32)); a last word that isn't full ends in zeros.
     """
+    if bits not in (4, 8):
+        raise ValueError(f"codes of {bits} bits can't be packed, only of 4 and 8")
+    if is_tensor(codes):
+        from gguf2st.quantize import device  # noqa: PLC0415
+
+        return device.pack_rows(codes, bits)
     rows, columns = codes.shape
     words: Words = np.empty((rows, -(-columns * bits // 32)), np.int32)
     if bits == 4:
         kernels.pack_rows_4(np.ascontiguousarray(codes), words)
-    elif bits == 8:
+    else:
         padded = np.zeros((rows, words.shape[1] * 4), np.uint8)
         padded[:, :columns] = codes
         words = padded.view("<i4").astype(np.int32, copy=False)
-    else:
-        raise ValueError(f"codes of {bits} bits can't be packed, only of 4 and 8")
     return words
 
 
-def pack_nibbles(codes: Codes) -> npt.NDArray[np.uint8]:
+def pack_nibbles(codes: Codes) -> Codes:
     """Pack pairs of 4-bit codes into bytes, the even column in the low nibble.
 
     Args:
@@ -55,6 +60,10 @@ def pack_nibbles(codes: Codes) -> npt.NDArray[np.uint8]:
     """
     if codes.shape[1] % 2:
         raise ValueError(f"{codes.shape[1]} columns can't be packed in pairs")
+    if is_tensor(codes):
+        from gguf2st.quantize import device  # noqa: PLC0415
+
+        return device.pack_nibbles(codes)
     pairs = np.ascontiguousarray(codes).view("<u2")
     packed: Codes = (pairs | pairs >> 4).astype(np.uint8)
     return packed
@@ -70,7 +79,8 @@ def pack_zeros_down(zeros: Codes, bits: int) -> Words:
     Returns:
         int32 (ceil(rows * bits / 32), groups).
     """
-    return np.ascontiguousarray(pack_rows(np.ascontiguousarray(zeros.T), bits).T)
+    words = pack_rows(zeros.T, bits).T
+    return words.contiguous() if is_tensor(words) else np.ascontiguousarray(words)
 
 
 def pack_awq(codes: Codes, out: Words | None = None) -> Words:
@@ -89,6 +99,10 @@ def pack_awq(codes: Codes, out: Words | None = None) -> Words:
     rows, columns = codes.shape
     if rows % 8:
         raise ValueError(f"{rows} rows of 4 bits don't fill words of 32 bits")
+    if is_tensor(codes):
+        from gguf2st.quantize import device  # noqa: PLC0415
+
+        return _copied(device.pack_awq(codes), out)
     if out is None:
         out = np.empty((columns, rows // 8), np.int32)
     _check(out, (columns, rows // 8))
@@ -112,6 +126,8 @@ def pack_gptq(codes: Codes, bits: int, out: Words | None = None) -> Words:
     if codes.shape[1] * bits % 32:
         raise ValueError(f"{codes.shape[1]} columns of {bits} bits don't fill words of 32 bits")
     words = pack_rows(codes, bits)
+    if is_tensor(words):
+        return _copied(words.T, out)
     if out is None:
         out = np.empty(words.shape[::-1], np.int32)
     _check(out, words.shape[::-1])
@@ -134,12 +150,21 @@ def pack_gptq_zeros(zeros: Codes, bits: int, version: int = 1) -> Words:
     if zeros.shape[0] * bits % 32:
         raise ValueError(f"{zeros.shape[0]} rows of {bits} bits don't fill words of 32 bits")
     if version == 1:
-        if zeros.size and not zeros.min():
+        if len(zeros) and not zeros.min():
             raise ValueError("GPTQ's first version can't store a zero point of 0")
-        zeros = zeros - np.uint8(1)
-    return pack_rows(np.ascontiguousarray(zeros.T), bits)
+        zeros = zeros - 1
+    return pack_rows(zeros.T, bits)
+
+
+def _copied(words: Words, out: Words | None) -> Words:
+    """The words of a tensor in `out`, if it was given."""
+    if out is None:
+        return words.contiguous()
+    _check(out, tuple(words.shape))
+    out.copy_(words)
+    return out
 
 
 def _check(out: Words, shape: tuple[int, ...]) -> None:
-    if out.shape != shape or out.dtype != np.int32:
-        raise ValueError(f"out is {out.dtype} {out.shape}, not int32 {shape}")
+    if tuple(out.shape) != shape or str(out.dtype).removeprefix("torch.") != "int32":
+        raise ValueError(f"out is {out.dtype} {tuple(out.shape)}, not int32 {shape}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gguf2st.quantize.jit import kernel
+from gguf2st.jit import kernel
 
 # Rows and columns of a tile that is transposed. What is read and written of it stays in the
 # first cache: 128 codes of AWQ fill a line of 64 bytes of the output.

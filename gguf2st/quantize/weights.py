@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from gguf2st.arrays import Array, to_host
+
 
 def group_weights(
     importance: npt.NDArray[np.float32] | None, columns: int, group: int
@@ -40,18 +42,19 @@ def group_weights(
     return weights.astype(np.float32).reshape(columns), np.where(largest > 0, units, 0)
 
 
-def check_values(values: npt.NDArray[np.float32], group: int) -> None:
+def check_values(values: Array, group: int) -> None:
     """Raise `ValueError` unless values are float32 (rows, columns) and `group` divides columns."""
-    if values.ndim != 2 or values.dtype != np.float32:
+    if values.ndim != 2 or str(values.dtype).removeprefix("torch.") != "float32":
         raise ValueError(
-            f"values must be float32 (rows, columns), not {values.dtype} {values.shape}"
+            f"values must be float32 (rows, columns), not {values.dtype} {tuple(values.shape)}"
         )
     columns = values.shape[1]
     if not columns or columns % group:
         raise ValueError(f"groups of {group} columns don't divide rows of {columns}")
 
 
-def not_finite(values: npt.NDArray[np.float32]) -> ValueError:
+def not_finite(values: Array) -> ValueError:
     """What to raise for values that hold a NaN or an infinity."""
+    values = to_host(values)
     row, column = np.argwhere(~np.isfinite(values))[0]
     return ValueError(f"row {row}, column {column} holds {values[row, column]}, not a number")
