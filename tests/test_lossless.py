@@ -55,7 +55,7 @@ def test_values_stay(name: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(decoded, wanted, rtol=2**-11, atol=0)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if LAYOUTS[name][0].kind == "int"])
 def test_any_block_of_a_type_lies_on_its_grids(name: str) -> None:
     """Random bytes under sound scales, decoded by ggml's reference."""
     kind = block_type_by_name(name)

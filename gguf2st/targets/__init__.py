@@ -1,9 +1,9 @@
 """Output formats."""
 
-from gguf2st.targets import (  # noqa: F401  # they register themselves
+from gguf2st.targets import (  # noqa: F401, I001  # they register themselves, and are listed so
+    dense,
     awq,
     compressed_tensors,
-    dense,
     fp8,
     gptq,
     lossless,

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from gguf2st.arrays import Array
 from gguf2st.quantize import pack_awq
 from gguf2st.targets.base import (
     EncodeContext,
@@ -95,27 +93,18 @@ class Awq(QuantizedFormat):
 class _Encoder(Encoder):
     row_multiple = PACK
 
-    def __init__(self, module: Quantized, context: EncodeContext) -> None:
-        super().__init__(module, context)
-        out, columns = module.shape
-        groups = columns // module.scheme.group_size
-        self._qweight = np.empty((columns, out // PACK), "<i4")
-        self._qzeros = np.empty((groups, out // PACK), "<i4")
-        self._scales = np.empty((groups, out), "<f2")
-
-    def encode(self, start: int, values: npt.NDArray[np.float32]) -> Iterator[Piece]:
+    def encode(self, start: int, values: Array) -> Iterator[Piece]:
         rows = self._integers(values, "F16")
-        stop = start + len(values)
+        (out, columns), stop = self.module.shape, start + len(values)
+        groups = columns // self.module.scheme.group_size
         words = slice(start // PACK, stop // PACK)
-        pack_awq(rows.codes, self._qweight[:, words])
-        pack_awq(rows.zeros, self._qzeros[:, words])
-        self._scales[:, start:stop] = rows.scales.T
+        qweight = self._held("qweight", (columns, out // PACK), "I32", values)
+        qzeros = self._held("qzeros", (groups, out // PACK), "I32", values)
+        scales = self._held("scales", (groups, out), "F16", values)
+        pack_awq(rows.codes, qweight[:, words])
+        pack_awq(rows.zeros, qzeros[:, words])
+        scales[:, start:stop] = rows.scales.T
         return iter(())
-
-    def finish(self) -> Iterator[Piece]:
-        yield self._piece("qweight", 0, self._qweight)
-        yield self._piece("qzeros", 0, self._qzeros)
-        yield self._piece("scales", 0, self._scales)
 
 
 def _make(options: TargetOptions) -> Awq:

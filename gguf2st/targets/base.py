@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gguf2st.arrays import Array
 from gguf2st.errors import UsageError
 from gguf2st.quantize import ErrorSums
+from gguf2st.scheme import Scheme as Scheme  # noqa: PLC0414  # formats take it from here
 from gguf2st.targets.options import TargetOptions
 
 # safetensors' names of dtypes -> bytes of one element
@@ -40,49 +42,17 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class Scheme:
-    """How one matrix is quantized.
-
-    `kind` is "int" (codes with a scale), "fp8", "mxfp4" or "nvfp4". `group_size`
-    columns share a scale; 0 means the whole row, and `block_rows` > 1 means a
-    block of that many rows by `group_size` columns does. `activation_bits` is 16
-    where activations stay as they are. `stacked` codes are those of all experts of a
-    block in one tensor.
-    """
-
-    kind: str
-    bits: int
-    group_size: int
-    symmetric: bool = True
-    block_rows: int = 1
-    activation_bits: int = 16
-    stacked: bool = False
-
-    @property
-    def needs_maximum(self) -> bool:
-        """Whether encoding needs the largest magnitude of all fused partners beforehand."""
-        return self.kind == "nvfp4"
-
-    def __str__(self) -> str:
-        rows = f"{self.block_rows}x" if self.block_rows > 1 else ""
-        group = f" g{rows}{self.group_size}" if self.group_size else " per channel"
-        activations = f" a{self.activation_bits}" if self.activation_bits < 16 else ""
-        asymmetric = "" if self.symmetric else " asymmetric"
-        name = f"int{self.bits}" if self.kind == "int" else self.kind
-        stacked = " stacked" if self.stacked else ""
-        return f"{name}{asymmetric}{group}{activations}{stacked}"
-
-
-@dataclass(frozen=True)
 class Piece:
     """Rows of one output tensor, ready to be written: little-endian, from row `start` on.
+
+    They are a numpy array, or a torch tensor where the values were one.
 
     Rows of stacked matrices are counted through all of them.
     """
 
     tensor: str
     start: int
-    rows: npt.NDArray[Any]
+    rows: Array
 
 
 @dataclass(frozen=True)
@@ -93,32 +63,32 @@ class EncodeContext:
     error, or None. `group_maximum` is the largest magnitude over the module and its
     fused partners, given when the scheme asks for it. `fit` is "search" or "rtn".
     `activation_scale` is what quantized activations are multiplied with, where the
-    checkpoint holds it.
+    checkpoint holds it. `block_factor` is what values of the scheme's `same_blocks` are
+    multiplied with where rows come as such blocks; None where they come as values.
     """
 
     importance: npt.NDArray[np.float32] | None = None
     group_maximum: float = 0.0
     fit: str = "search"
     activation_scale: float = 1.0
+    block_factor: float | None = None
 
 
 class ModuleEncoder(Protocol):
     """Encodes one matrix, fed with its rows from the first to the last.
 
-    Each call but the last gets a number of rows that `row_multiple` divides. Blocks of the
-    GGUF type `same_blocks` ("": none) hold the very codes of the format and needn't be decoded.
+    Each call but the last gets a number of rows that `row_multiple` divides.
     """
 
     row_multiple: int
-    same_blocks: str
     errors: ErrorSums
 
-    def encode(self, start: int, values: npt.NDArray[np.float32]) -> Iterator[Piece]:
+    def encode(self, start: int, values: Array) -> Iterator[Piece]:
         """Take rows (rows, columns) from row `start` on; yield what can be written already."""
         ...
 
     def encode_blocks(self, start: int, blocks: npt.NDArray[np.uint8]) -> Iterator[Piece]:
-        """Take rows (rows, row_bytes) of blocks of type `same_blocks` instead of values."""
+        """Take rows (rows, row_bytes) of blocks of the scheme's `same_blocks` instead of values."""
         ...
 
     def finish(self) -> Iterator[Piece]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gguf2st.arrays import Array, empty_beside
 from gguf2st.quantize import ErrorSums, IntegerGrid, IntegerRows, quantize_rows
 from gguf2st.targets.base import EncodeContext, Piece, Quantized, Scheme, TensorSpec
-from gguf2st.targets.dense import to_bfloat16
 from gguf2st.targets.options import Settled
 
 
@@ -68,21 +67,28 @@ class Encoder:
     """An encoder that needs no more than the rows at hand."""
 
     row_multiple = 1
-    same_blocks = ""
 
     def __init__(self, module: Quantized, context: EncodeContext) -> None:
         self.module, self.context = module, context
         self.errors = ErrorSums()
+        self._whole: dict[str, Array] = {}
 
     def encode_blocks(self, start: int, blocks: npt.NDArray[np.uint8]) -> Iterator[Piece]:
         """No GGUF type has the codes of this format."""
         raise NotImplementedError(f"{type(self).__name__} takes values alone")
 
     def finish(self) -> Iterator[Piece]:
-        """Nothing is left to be yielded."""
-        return iter(())
+        """Yield the tensors that had to be whole."""
+        for leaf, rows in self._whole.items():
+            yield self._piece(leaf, 0, rows)
 
-    def _integers(self, values: npt.NDArray[np.float32], scale_dtype: str) -> IntegerRows:
+    def _held(self, leaf: str, shape: tuple[int, ...], dtype: str, values: Array) -> Array:
+        """A whole tensor to be filled call by call and yielded in the end, where `values` lie."""
+        if leaf not in self._whole:
+            self._whole[leaf] = empty_beside(values, shape, dtype)
+        return self._whole[leaf]
+
+    def _integers(self, values: Array, scale_dtype: str) -> IntegerRows:
         """Codes, scales and zero points of rows by the module's scheme; their errors are added up."""
         scheme = self.module.scheme
         grid = IntegerGrid(scheme.bits, scheme.group_size, scheme.symmetric, scale_dtype)
@@ -93,15 +99,8 @@ class Encoder:
         self.errors.add(rows.errors)
         return rows
 
-    def _piece(self, leaf: str, start: int, rows: npt.NDArray[Any]) -> Piece:
+    def _piece(self, leaf: str, start: int, rows: Array) -> Piece:
         return Piece(f"{self.module.name}.{leaf}", start, rows)
-
-
-def stored(values: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
-    """Scales as safetensors' `dtype`; they were rounded to it before, so nothing changes."""
-    if dtype == "BF16":
-        return to_bfloat16(np.ascontiguousarray(values))
-    return values.astype({"F16": "<f2", "F32": "<f4"}[dtype])
 
 
 def int4_rungs(options: Settled) -> list[list[Scheme]]:

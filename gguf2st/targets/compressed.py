@@ -27,6 +27,8 @@ from gguf2st.targets.names import (
 )
 
 Arguments = dict[str, Any]
+# Integers; also what a mix of formats calls itself.
+PACKED = "pack-quantized"
 
 
 def arguments(kind: str, bits: int, strategy: str, **others: Any) -> Arguments:
@@ -51,13 +53,13 @@ def token_activations(kind: str) -> Arguments:
 
 
 def configuration(
-    storage: str,
+    storage: str | Callable[[Scheme], str],
     quantized: Sequence[Quantized],
     unquantized: Sequence[str],
     weights: Callable[[Scheme], Arguments],
     activations: Arguments | None = None,
 ) -> dict[str, Any]:
-    """The configuration of a checkpoint whose modules are all stored as `storage` says.
+    """The configuration of a checkpoint whose modules are stored as `storage` says, of each scheme or of all.
 
     `weights` describes the weights of a scheme. Raises `VerificationError` when a
     target or an ignored name would hit a module that it mustn't.
@@ -65,21 +67,15 @@ def configuration(
     groups: dict[Scheme, list[str]] = {}
     for module in quantized:
         groups.setdefault(module.scheme, []).append(module.name)
-    check_undivided([*groups.values(), unquantized])
     # The first group is targeted by class, which engines try last (vLLM) or before joined
     # names (SGLang): all others need names, so the largest comes first.
     order = sorted(groups, key=lambda scheme: -len(groups[scheme]))
-    named = [_targets(groups[s], [n for o in order if o != s for n in groups[o]]) for s in order]
-    named[0] = ["Linear", *_heads(groups[order[0]])]
-    ignore = _ignored(unquantized, [module.name for module in quantized])
-    for scheme, targets in zip(order, named, strict=True):
-        others = [n for other in order if other != scheme for n in groups[other]]
-        _check(f"targets of {scheme}", targets, others)
-    _check("ignore", ignore, [module.name for module in quantized])
+    named, ignore = entries([groups[scheme] for scheme in order], unquantized)
+    formats = [storage if isinstance(storage, str) else storage(scheme) for scheme in order]
     return {
         "quant_method": "compressed-tensors",
         # SGLang refuses int4 experts under any other top-level format than theirs.
-        "format": storage,
+        "format": PACKED if PACKED in formats else formats[0],
         # transformers builds modules for packed tensors only then.
         "quantization_status": "compressed",
         "global_compression_ratio": None,
@@ -88,15 +84,37 @@ def configuration(
             f"group_{number}": {
                 "targets": targets,
                 # vLLM looks for int4 experts' format here and not at the top level.
-                "format": storage,
+                "format": form,
                 "input_activations": activations,
                 "output_activations": None,
                 "weights": weights(scheme),
             }
-            for number, (scheme, targets) in enumerate(zip(order, named, strict=True))
+            for number, (scheme, targets, form) in enumerate(
+                zip(order, named, formats, strict=True)
+            )
         },
         "ignore": ignore,
     }
+
+
+def entries(
+    groups: Sequence[Sequence[str]], unquantized: Sequence[str]
+) -> tuple[list[list[str]], list[str]]:
+    """Targets of each group of modules, the first by class and the others by names, and `ignore`.
+
+    Raises `VerificationError` when engines would join modules of two groups, and when a
+    target or an ignored name would hit a module that it mustn't.
+    """
+    check_undivided([*groups, unquantized])
+    quantized = [name for group in groups for name in group]
+    others = [[n for o in groups if o is not group for n in o] for group in groups]
+    named = [_targets(group, rest) for group, rest in zip(groups, others, strict=True)]
+    named[0] = ["Linear", *_heads(groups[0])]
+    ignore = _ignored(unquantized, quantized)
+    for number, (targets, rest) in enumerate(zip(named, others, strict=True)):
+        _check(f"targets of group {number}", targets, rest)
+    _check("ignore", ignore, quantized)
+    return named, ignore
 
 
 def _targets(names: Sequence[str], others: Sequence[str]) -> list[str]:

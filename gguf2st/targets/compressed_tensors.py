@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gguf2st.arrays import Array, rounded_to
 from gguf2st.quantize import pack_rows, pack_zeros_down
 from gguf2st.targets.base import (
     EncodeContext,
@@ -24,8 +24,8 @@ from gguf2st.targets.base import (
     TensorSpec,
     register,
 )
-from gguf2st.targets.common import Encoder, QuantizedFormat, int4_rungs, ragged, stored
-from gguf2st.targets.compressed import Arguments, arguments, configuration
+from gguf2st.targets.common import Encoder, QuantizedFormat, int4_rungs, ragged
+from gguf2st.targets.compressed import PACKED, Arguments, arguments, configuration
 from gguf2st.targets.options import Choices, Settled, TargetOptions, mixed_scheme
 
 NAME = "compressed-tensors"
@@ -97,7 +97,7 @@ class CompressedTensors(QuantizedFormat):
         self, quantized: Sequence[Quantized], unquantized: Sequence[str]
     ) -> dict[str, Any]:
         """One group of modules for each scheme."""
-        return configuration("pack-quantized", quantized, unquantized, _weights)
+        return configuration(PACKED, quantized, unquantized, integer_weights)
 
 
 class CompressedTensorsEncoder(Encoder):
@@ -110,12 +110,12 @@ class CompressedTensorsEncoder(Encoder):
             # A word holds the zero points of this many rows.
             self.row_multiple = 32 // module.scheme.bits
 
-    def encode(self, start: int, values: npt.NDArray[np.float32]) -> Iterator[Piece]:
+    def encode(self, start: int, values: Array) -> Iterator[Piece]:
         """Yield codes and scales, and zero points where there are."""
         bits = self.module.scheme.bits
         rows = self._integers(values, self._dtype)
         yield self._piece("weight_packed", start, pack_rows(rows.codes, bits))
-        yield self._piece("weight_scale", start, stored(rows.scales, self._dtype))
+        yield self._piece("weight_scale", start, rounded_to(rows.scales, self._dtype))
         if not self.module.scheme.symmetric:
             yield self._piece(
                 "weight_zero_point", start * bits // 32, pack_zeros_down(rows.zeros, bits)
@@ -130,7 +130,8 @@ def _groups(module: Quantized) -> int:
     return module.shape[1] // module.scheme.group_size if module.scheme.group_size else 1
 
 
-def _weights(scheme: Scheme) -> Arguments:
+def integer_weights(scheme: Scheme) -> Arguments:
+    """`QuantizationArgs` of integers with a scale for each group or row."""
     shared = {"symmetric": scheme.symmetric}
     if not scheme.group_size:
         return arguments("int", scheme.bits, "channel", **shared)

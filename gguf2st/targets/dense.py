@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gguf2st.arrays import Array, is_tensor, rounded_to, to_host
 from gguf2st.errors import UnsupportedError
+from gguf2st.rounding import DTYPES, round_values
 from gguf2st.targets.base import (
     EncodeContext,
     ModuleEncoder,
@@ -64,43 +66,33 @@ class Dense:
         return None
 
 
-def encode_dense(spec: TensorSpec, values: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
-    """Values as the spec's dtype (BF16 as uint16), rounded once to nearest, ties to even.
+def encode_dense(spec: TensorSpec, values: Array) -> Array:
+    """Float32 values as the spec's dtype (BF16 as uint16), rounded once to nearest, ties to even.
 
     Raises `UnsupportedError` naming the tensor when a finite value is beyond float16.
     """
-    if spec.dtype == "F32":
-        return values.astype("<f4", copy=False)
-    if spec.dtype == "F16":
-        return _to_float16(spec.name, values)
-    return to_bfloat16(values)
-
-
-def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Upper halves of float32 values after rounding to nearest even, as uint16 of the same shape."""
-    bits = values.view(np.uint32)
-    rounded = bits >> np.uint32(16)
-    rounded &= np.uint32(1)
-    rounded += np.uint32(0x7FFF)
-    rounded += bits
-    rounded >>= np.uint32(16)
-    result = rounded.astype("<u2")
-    # Rounding could carry a NaN's low bits into infinity; keep it a quiet NaN of its sign.
-    broken = np.isnan(values)
-    if broken.any():
-        result[broken] = (bits[broken] >> np.uint32(16)) | np.uint32(0x40)
+    if spec.dtype == "F32" or is_tensor(values):
+        found = rounded_to(values, spec.dtype)
+        if spec.dtype == "F16" and not found.isfinite().all():
+            check_range(spec, to_host(values))
+        return found
+    result = np.empty(values.shape, DTYPES[spec.dtype])
+    if round_values(np.ascontiguousarray(values), spec.dtype, result):
+        check_range(spec, values)
     return result
 
 
-def _to_float16(name: str, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
-    with np.errstate(over="ignore"):
-        result = values.astype("<f2")
-    if np.isinf(result).any() and (np.isinf(result) & np.isfinite(values)).any():
+def check_range(spec: TensorSpec, values: npt.NDArray[np.float32]) -> None:
+    """Raise `UnsupportedError` naming the tensor when a finite value is beyond float16."""
+    if spec.dtype != "F16":
+        return
+    largest = np.abs(values[np.isfinite(values)]).max(initial=0)
+    # From here on, rounding to nearest leads to infinity.
+    if largest >= 65520:
         raise UnsupportedError(
-            f"tensor {name} has a value of {np.nanmax(np.abs(values)):.4g}, beyond float16's 65504; "
+            f"tensor {spec.name} has a value of {largest:.4g}, beyond float16's 65504; "
             "use --to bf16, or --to ct for integers with bfloat16 beside them."
         )
-    return result
 
 
 def _register(name: str, dtype: str, torch_dtype: str) -> None:

@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from gguf2st.arrays import Array, rounded_to
 from gguf2st.quantize import quantize_fp8_blocks, quantize_fp8_rows
 from gguf2st.targets.base import (
     EncodeContext,
@@ -24,7 +22,7 @@ from gguf2st.targets.base import (
     TensorSpec,
     register,
 )
-from gguf2st.targets.common import Encoder, QuantizedFormat, RowScaledFormat, ragged, stored
+from gguf2st.targets.common import Encoder, QuantizedFormat, RowScaledFormat, ragged
 from gguf2st.targets.compressed import arguments, configuration, token_activations
 from gguf2st.targets.names import check_undivided
 from gguf2st.targets.options import Choices, TargetOptions
@@ -134,12 +132,12 @@ class BlockEncoder(Encoder):
 
     row_multiple = BLOCK
 
-    def encode(self, start: int, values: npt.NDArray[np.float32]) -> Iterator[Piece]:
+    def encode(self, start: int, values: Array) -> Iterator[Piece]:
         """See `ModuleEncoder`."""
         rows = quantize_fp8_blocks(values, self.context.importance, self.context.fit)
         self.errors.add(rows.errors)
         yield self._piece("weight", start, rows.codes)
-        yield self._piece("weight_scale_inv", start // BLOCK, stored(rows.scales, "F32"))
+        yield self._piece("weight_scale_inv", start // BLOCK, rounded_to(rows.scales, "F32"))
 
 
 class _ChannelEncoder(Encoder):
@@ -147,11 +145,11 @@ class _ChannelEncoder(Encoder):
         super().__init__(module, context)
         self._dtype = dtype
 
-    def encode(self, start: int, values: npt.NDArray[np.float32]) -> Iterator[Piece]:
+    def encode(self, start: int, values: Array) -> Iterator[Piece]:
         rows = quantize_fp8_rows(values, self._dtype, self.context.importance, self.context.fit)
         self.errors.add(rows.errors)
         yield self._piece("weight", start, rows.codes)
-        yield self._piece("weight_scale", start, stored(rows.scales, self._dtype))
+        yield self._piece("weight_scale", start, rounded_to(rows.scales, self._dtype))
 
 
 def _make(options: TargetOptions) -> ChannelFp8 | BlockFp8:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gguf2st.arrays import Array
 from gguf2st.quantize import pack_gptq, pack_gptq_zeros
 from gguf2st.targets.base import (
     EncodeContext,
@@ -102,27 +102,25 @@ class Gptq(QuantizedFormat):
 
 
 class _Encoder(Encoder):
-    def __init__(self, module: Quantized, context: EncodeContext) -> None:
-        super().__init__(module, context)
-        out, columns = module.shape
-        self._qweight = np.empty((columns * module.scheme.bits // 32, out), "<i4")
-        self._scales = np.empty((columns // _group_size(module), out), "<f2")
-
-    def encode(self, start: int, values: npt.NDArray[np.float32]) -> Iterator[Piece]:
+    def encode(self, start: int, values: Array) -> Iterator[Piece]:
         rows = self._integers(values, "F16")
-        stop = start + len(values)
-        pack_gptq(rows.codes, self.module.scheme.bits, self._qweight[:, start:stop])
-        self._scales[:, start:stop] = rows.scales.T
+        (out, columns), bits, stop = self.module.shape, self.module.scheme.bits, start + len(values)
+        qweight = self._held("qweight", (columns * bits // 32, out), "I32", values)
+        scales = self._held("scales", (columns // _group_size(self.module), out), "F16", values)
+        pack_gptq(rows.codes, bits, qweight[:, start:stop])
+        scales[:, start:stop] = rows.scales.T
         return iter(())
 
     def finish(self) -> Iterator[Piece]:
-        bits, columns = self.module.scheme.bits, self.module.shape[1]
-        groups, out = self._scales.shape
-        zeros = np.full((out, groups), 1 << (bits - 1), np.uint8)
-        yield self._piece("qweight", 0, self._qweight)
+        yield from super().finish()
+        bits, (out, columns), group = (
+            self.module.scheme.bits,
+            self.module.shape,
+            _group_size(self.module),
+        )
+        zeros = np.full((out, columns // group), 1 << (bits - 1), np.uint8)
         yield self._piece("qzeros", 0, pack_gptq_zeros(zeros, bits))
-        yield self._piece("scales", 0, self._scales)
-        yield self._piece("g_idx", 0, np.arange(columns, dtype="<i4") // (columns // groups))
+        yield self._piece("g_idx", 0, np.arange(columns, dtype="<i4") // group)
 
 
 def _group_size(module: Quantized) -> int:

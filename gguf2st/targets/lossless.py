@@ -1,4 +1,4 @@
-"""Lossless: of compressed-tensors' integer layouts the smallest that holds a GGUF type's values as they are.
+"""Lossless: of compressed-tensors' layouts the smallest that holds a GGUF type's values as they are.
 
 Scales are float16, which holds the block scales of ggml; so is all that isn't quantized, within 2^-12 of
 its values. Which types lie on which grid follows from their definitions (ggml-common.h) and is tested by
@@ -8,20 +8,26 @@ decoding both sides.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from gguf2st.arrays import Array, to_host
 from gguf2st.quantize import IntegerGrid, IntegerRows, exact_rows
+from gguf2st.targets import nvfp4
 from gguf2st.targets.base import (
     EncodeContext,
     ModuleEncoder,
     Quantized,
     Scheme,
+    TensorSpec,
     register,
 )
-from gguf2st.targets.compressed_tensors import CompressedTensors, CompressedTensorsEncoder
-from gguf2st.targets.options import Choices, TargetOptions
+from gguf2st.targets.compressed import PACKED, Arguments, configuration
+from gguf2st.targets.compressed_tensors import (
+    CompressedTensors,
+    CompressedTensorsEncoder,
+    integer_weights,
+)
+from gguf2st.targets.options import Choices, Settled, TargetOptions
 
 NAME = "lossless"
 CHOICES = Choices(bits=(4, 8), symmetric=(True,), dtype=("f16",))
@@ -46,13 +52,18 @@ LAYOUTS: dict[str, tuple[Scheme, ...]] = {
     "IQ2_XXS": (_BYTES,),
     "IQ1_S": (_BYTES,),
     "MXFP4": (_BYTES,),
+    "NVFP4": (nvfp4.SCHEME,),
 }
 
 
 class Lossless(CompressedTensors):
-    """Tensors and configuration are those of compressed-tensors."""
+    """Tensors and configuration are those of compressed-tensors, and of NVFP4 for its blocks."""
 
     by_type = True
+
+    def __init__(self, options: Settled) -> None:
+        super().__init__(options, [*_NIBBLES, _BYTES, nvfp4.SCHEME], name=NAME)
+        self._nvfp4 = nvfp4.Nvfp4(NAME, options, [nvfp4.SCHEME])
 
     def schemes_for(self, module: str, types: Collection[str] = ()) -> Sequence[Scheme]:
         """Layouts that hold all these types; none for types that lie on no grid."""
@@ -61,13 +72,36 @@ class Lossless(CompressedTensors):
         offered = [LAYOUTS.get(name, ()) for name in types]
         return [scheme for scheme in offered[0] if all(scheme in others for others in offered)]
 
+    def tensors(self, module: Quantized) -> Sequence[TensorSpec]:
+        """Those of the layout."""
+        if module.scheme == nvfp4.SCHEME:
+            return self._nvfp4.tensors(module)
+        return super().tensors(module)
+
     def encoder(self, module: Quantized, context: EncodeContext) -> ModuleEncoder:
         """Writes rows as they come."""
+        if module.scheme == nvfp4.SCHEME:
+            return self._nvfp4.encoder(module, context)
         return _Encoder(module, context, self.dtype)
+
+    def quantization_config(
+        self, quantized: Sequence[Quantized], unquantized: Sequence[str]
+    ) -> dict[str, Any]:
+        """One group of modules for each layout."""
+
+        def storage(scheme: Scheme) -> str:
+            return nvfp4.STORAGE if scheme == nvfp4.SCHEME else PACKED
+
+        def weights(scheme: Scheme) -> Arguments:
+            return nvfp4.weights(scheme) if scheme == nvfp4.SCHEME else integer_weights(scheme)
+
+        return configuration(storage, quantized, unquantized, weights)
 
 
 class _Encoder(CompressedTensorsEncoder):
-    def _integers(self, values: npt.NDArray[np.float32], scale_dtype: str) -> IntegerRows:
+    def _integers(self, values: Array, scale_dtype: str) -> IntegerRows:
+        # Whether values lie on a grid is found value by value, which suits no other device.
+        values = to_host(values)
         scheme = self.module.scheme
         rows = exact_rows(values, IntegerGrid(scheme.bits, scheme.group_size, True, scale_dtype))
         if rows is None:
@@ -78,7 +112,7 @@ class _Encoder(CompressedTensorsEncoder):
 
 
 def _make(options: TargetOptions) -> Lossless:
-    return Lossless(CHOICES.settle(NAME, options), [*_NIBBLES, _BYTES], name=NAME)
+    return Lossless(CHOICES.settle(NAME, options))
 
 
 register(NAME, _make)

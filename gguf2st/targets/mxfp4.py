@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gguf2st.arrays import Array
 from gguf2st.errors import UnsupportedError
 from gguf2st.quantize import pack_nibbles, quantize_mxfp4
 from gguf2st.targets.base import (
@@ -138,13 +139,11 @@ def _prefixes(name: str) -> Iterator[str]:
 
 
 class _Encoder(Encoder):
-    same_blocks = "MXFP4"
-
     def __init__(self, module: Quantized, context: EncodeContext, codes: str, scales: str) -> None:
         super().__init__(module, context)
         self._codes, self._scales = module.name + codes, module.name + scales
 
-    def encode(self, start: int, values: npt.NDArray[np.float32]) -> Iterator[Piece]:
+    def encode(self, start: int, values: Array) -> Iterator[Piece]:
         rows = quantize_mxfp4(values, self.context.importance, self.context.fit)
         self.errors.add(rows.errors)
         yield from self._pieces(start, rows.codes, rows.scales)

@@ -75,6 +75,12 @@ def _whole(name: str) -> str:
     return _whole_experts(name)
 
 
+def under_one_scale(name: str) -> str:
+    """The matrix that an engine makes a module a part of, also within an expert; or the module itself."""
+    parent, _, leaf = name.rpartition(".")
+    return f"{parent}.{_JOINED_OF[leaf]}" if leaf in _JOINED_OF else name
+
+
 def engine_names(names: Iterable[str]) -> list[str]:
     """Modules as checkpoint and engines call them: one by one, joined, and experts as a whole."""
     alone = representatives(names)

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gguf2st.arrays import Array, rounded_to, signed
 from gguf2st.errors import UnsupportedError
 from gguf2st.quantize import pack_nibbles
 from gguf2st.targets.base import (
@@ -25,7 +25,7 @@ from gguf2st.targets.base import (
     TensorSpec,
     register,
 )
-from gguf2st.targets.common import Encoder, QuantizedFormat, ragged, stored
+from gguf2st.targets.common import Encoder, QuantizedFormat, ragged
 from gguf2st.targets.fp8 import (
     BLOCK_SCHEME,
     BlockEncoder,
@@ -109,12 +109,12 @@ class W4AFp8(QuantizedFormat):
 
 
 class _Encoder(Encoder):
-    def encode(self, start: int, values: npt.NDArray[np.float32]) -> Iterator[Piece]:
+    def encode(self, start: int, values: Array) -> Iterator[Piece]:
         rows = self._integers(values, "BF16")
         # Codes are unsigned; flipping the top bit of a nibble subtracts 8.
-        packed = pack_nibbles(rows.codes ^ np.uint8(8))
-        yield self._piece("weight", start, packed.view(np.int8))
-        yield self._piece("weight_scale_inv", start, stored(rows.scales, "F32"))
+        packed = pack_nibbles(rows.codes ^ 8)
+        yield self._piece("weight", start, signed(packed))
+        yield self._piece("weight_scale_inv", start, rounded_to(rows.scales, "F32"))
 
     def finish(self) -> Iterator[Piece]:
         yield self._piece("input_scale", 0, np.full(1, self.context.activation_scale, "<f4"))

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from gguf2st.arrays import Array, rounded_to, signed
 from gguf2st.targets.base import (
     EncodeContext,
     ModuleEncoder,
@@ -20,7 +18,7 @@ from gguf2st.targets.base import (
     Scheme,
     register,
 )
-from gguf2st.targets.common import Encoder, RowScaledFormat, stored
+from gguf2st.targets.common import Encoder, RowScaledFormat
 from gguf2st.targets.compressed import arguments, configuration, token_activations
 from gguf2st.targets.options import Choices, TargetOptions
 
@@ -55,11 +53,11 @@ class _Encoder(Encoder):
         super().__init__(module, context)
         self._dtype = dtype
 
-    def encode(self, start: int, values: npt.NDArray[np.float32]) -> Iterator[Piece]:
+    def encode(self, start: int, values: Array) -> Iterator[Piece]:
         rows = self._integers(values, self._dtype)
         # Codes are unsigned; flipping the top bit subtracts 128.
-        yield self._piece("weight", start, (rows.codes ^ np.uint8(0x80)).view(np.int8))
-        yield self._piece("weight_scale", start, stored(rows.scales, self._dtype))
+        yield self._piece("weight", start, signed(rows.codes ^ 0x80))
+        yield self._piece("weight_scale", start, rounded_to(rows.scales, self._dtype))
 
 
 def _make(options: TargetOptions) -> W8A8:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gguf2st.arrays import to_host
 from gguf2st.targets import EncodeContext, Piece, Quantized, Scheme, Target, TensorSpec
 
 Values = npt.NDArray[np.float32]
@@ -57,7 +58,7 @@ def chunkings(out: int, multiple: int) -> list[list[int]]:
 def written(
     target: Target,
     item: Quantized,
-    values: Values,
+    values: Values | torch.Tensor,
     context: EncodeContext,
     rows: Sequence[int] | None = None,
 ) -> dict[str, torch.Tensor]:
@@ -68,10 +69,11 @@ def written(
     count = {name: np.zeros(spec.shape, int) for name, spec in specs.items()}
 
     def write(piece: Piece) -> None:
-        spec, stop = specs[piece.tensor], piece.start + len(piece.rows)
-        assert piece.rows.dtype == np.dtype(DTYPES[spec.dtype][0]), spec
-        assert piece.rows.shape[1:] == spec.shape[1:] and stop <= spec.shape[0], spec
-        data[piece.tensor][piece.start : stop] = piece.rows
+        rows = to_host(piece.rows)
+        spec, stop = specs[piece.tensor], piece.start + len(rows)
+        assert rows.dtype == np.dtype(DTYPES[spec.dtype][0]), spec
+        assert rows.shape[1:] == spec.shape[1:] and stop <= spec.shape[0], spec
+        data[piece.tensor][piece.start : stop] = rows
         count[piece.tensor][piece.start : stop] += 1
 
     encoder, start = target.encoder(item, context), 0
