@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gguf2st.arrays import Array, beside
 from gguf2st.errors import UnsupportedError
 from gguf2st.mapping import Recipe, Resolution
 from gguf2st.mapping.folds import Fold
@@ -59,12 +60,16 @@ class Folding:
         ]
         return found[0] if found else None
 
-    def apply_to_module(self, module: Module, start: int, values: npt.NDArray[np.float32]) -> None:
+    def apply_to_module(self, module: Module, start: int, values: Array) -> None:
         """Change rows from `start` on of a matrix, in place."""
         for change in self._changes.get(f"{module.name}.weight", ()):
             _scale(values, change, start)
 
-    def apply(self, recipe: Recipe, start: int, values: npt.NDArray[np.float32]) -> None:
+    def changes(self, recipe: Recipe) -> bool:
+        """Whether `apply` may change a tensor."""
+        return bool(self._changes) and (bool(recipe.experts) or recipe.name in self._changes)
+
+    def apply(self, recipe: Recipe, start: int, values: Array) -> None:
         """Change rows from `start` on of a tensor as it is written unquantized, in place."""
         if recipe.experts:
             self._apply_to_experts(recipe, start, values)
@@ -72,14 +77,12 @@ class Folding:
         for change in self._changes.get(recipe.name, ()):
             if len(recipe.shape) == 1 and change.rows is not None:
                 values += change.added
-                values /= change.rows
+                values /= beside(values, change.rows)
                 values -= change.added
                 continue
             _scale(values, change, start)
 
-    def _apply_to_experts(
-        self, recipe: Recipe, start: int, values: npt.NDArray[np.float32]
-    ) -> None:
+    def _apply_to_experts(self, recipe: Recipe, start: int, values: Array) -> None:
         if not self._changes:
             return
         modules = modules_of(recipe)
@@ -100,9 +103,9 @@ class Folding:
             for change in changes:
                 if transposed:
                     if change.columns is not None:
-                        mine[:, part] *= change.columns[within, None]
+                        mine[:, part] *= beside(values, change.columns[within, None])
                     if change.rows is not None:
-                        mine[:, part] /= change.rows
+                        mine[:, part] /= beside(values, change.rows)
                     continue
                 top, bottom = max(within.start, part.start), min(within.stop, part.stop)
                 if top < bottom:
@@ -113,11 +116,11 @@ class Folding:
         self._changes.setdefault(name, []).append(change)
 
 
-def _scale(values: Scales, change: Change, start: int) -> None:
+def _scale(values: Array, change: Change, start: int) -> None:
     if change.columns is not None:
-        values *= change.columns
+        values *= beside(values, change.columns)
     if change.rows is not None:
-        values /= change.rows[start : start + len(values), None]
+        values /= beside(values, change.rows[start : start + len(values), None])
 
 
 def fold_scales(

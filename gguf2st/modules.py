@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from gguf2st.mapping import Recipe
 from gguf2st.mapping.view import SOURCE_SHIFT, Source, View
+from gguf2st.targets.names import is_expert, under_one_scale
 
 
 @dataclass(frozen=True)
@@ -51,19 +53,53 @@ class Module:
         Columns may have moved, but only 128 at a time, so that groups stay groups.
         """
         view = self.view()
-        used = [view.sources[number] for number in np.unique(view.rows >> SOURCE_SHIFT)]
-        if view.functions or any(source.scale for source in used):
+        if view.functions:
             return frozenset()
         if view.columns is not None:
             runs = view.columns.reshape(-1, 128) if view.width % 128 == 0 else None
             if runs is None or (runs[:, 0] % 128).any() or (np.diff(runs, axis=1) != 1).any():
                 return frozenset()
-        return frozenset(source.tensor.kind.name for source in used)
+        return self.stored_types()
+
+    def stored_types(self) -> frozenset[str]:
+        """GGUF types of its blocks, whatever becomes of them."""
+        view = self.view()
+        used = np.unique(view.rows >> SOURCE_SHIFT)
+        return frozenset(view.sources[number].tensor.kind.name for number in used)
 
     def source(self) -> Source:
         """The GGUF tensor that the module's first row comes from."""
         view = self.view()
         return view.sources[int(view.rows.reshape(-1)[0]) >> SOURCE_SHIFT]
+
+
+def scale_group(module: Module) -> str:
+    """What modules have in common that share a scale for whole matrices.
+
+    All experts of a block are one group of the table, but each is a matrix of its own.
+    """
+    if is_expert(module.name):
+        return under_one_scale(module.name)
+    return module.fused or module.name
+
+
+def block_factor(modules: Iterable[Module], kind: str) -> float | None:
+    """What the values of all blocks of these modules are multiplied with.
+
+    None unless all are blocks of GGUF type `kind`, as they lie in the file or moved as a
+    whole, with one factor, positive and finite, for all of them: then they can't be kept
+    under one global scale.
+    """
+    factors: set[float] = set()
+    for module in modules:
+        view = module.view()
+        found = view.packed_type()
+        if found is None or found.name != kind:
+            return None
+        factors |= view.factors()
+        if len(factors) > 1:
+            return None
+    return next((factor for factor in factors if 0 < factor < math.inf), None)
 
 
 def modules_of(recipe: Recipe) -> list[Module]:

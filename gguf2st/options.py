@@ -31,6 +31,10 @@ class PlanOptions:
     With `importance`, integer formats scale activations into weights by the power
     `smoothing` of their size; 0 leaves that out, None is the exponent that works best.
     Given with an unquantized format, the result is made ready for another quantizer.
+
+    `device` is "cpu", "cuda" or "cuda:1": where rows are decoded and quantized.
+    `threads` is how many workers there may be; fewer are taken where more would need more than
+    `max_memory` bytes in all.
     """
 
     to: str = "bf16"
@@ -51,3 +55,5 @@ class PlanOptions:
     config_from: Path | None = None
     mapping_directory: Path | None = None
     threads: int = 1
+    device: str = "cpu"
+    max_memory: int | None = None

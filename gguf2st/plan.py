@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gguf2st import gpu
 from gguf2st.alternatives import working_choice
 from gguf2st.checkpoint.documents import Documents, build_documents
 from gguf2st.checkpoint.writer import Placement, Shard, index_document, lay_out
@@ -30,6 +31,8 @@ from gguf2st.targets import Quantized, Target, TensorSpec, target_named
 
 # Elements that one worker decodes at a time: 4 MB of float32, near a core's cache.
 CHUNK_ELEMENTS = 1 << 20
+# The same where float32 values never are: 8 MB of output at a time.
+DIRECT_ELEMENTS = 1 << 22
 # Measured: the interpreter with its libraries, and one worker's buffers, in bytes.
 BASE_MEMORY = 120_000_000
 CHUNK_MEMORY = 32 * CHUNK_ELEMENTS
@@ -118,7 +121,11 @@ class Plan:
         packed = max(
             (sum(p.nbytes for p in module.placements.values()) for module in matrices), default=0
         )
-        return BASE_MEMORY + self.options.threads * (CHUNK_MEMORY + 2 * packed) + 3 * vocabulary
+        if self.options.device != "cpu":
+            base, worker = gpu.BASE_MEMORY, gpu.WORKER_MEMORY
+        else:
+            base, worker = BASE_MEMORY, CHUNK_MEMORY + 2 * packed
+        return base + self.options.threads * worker + 3 * vocabulary
 
     def components(self) -> dict[str, int]:
         """Component ("text", "vision", "mtp") -> number of source-level tensors of the output."""
@@ -194,10 +201,27 @@ def make_plan(model: GgufModel, options: PlanOptions) -> Plan:
         ) from error
     drafts = _Drafts(resolution, target, options, chosen)
     plan = drafts.draft() if options.bits_per_weight is None else drafts.within_budget()
-    return replace(
+    plan = replace(
         plan,
         folding=_folding(resolution, target, options, [q for _, q in chosen.modules]),
         warnings=(*plan.warnings, *chosen.check(drafts.quantization())),
+    )
+    return _within_memory(plan)
+
+
+def _within_memory(plan: Plan) -> Plan:
+    """The plan with as many workers as the memory allows. Raises `UsageError` if one is too many."""
+    limit = plan.options.max_memory
+    if limit is None:
+        return plan
+    for threads in range(plan.options.threads, 0, -1):
+        plan = replace(plan, options=replace(plan.options, threads=threads))
+        if plan.peak_memory <= limit:
+            return plan
+    needed = math.ceil(plan.peak_memory / 1e6)
+    raise UsageError(
+        f"--max-memory is {limit / 1e6:.0f} MB, and one worker with the interpreter needs about "
+        f"{needed} MB; give --max-memory {needed}MB or more."
     )
 
 

@@ -66,6 +66,7 @@ class ConversionReport:
     parameters: int
     shards: int
     seconds: float
+    compile_seconds: float
     peak_memory: int
     schemes: dict[str, int] = field(default_factory=dict)
     modules: list[ModuleReport] = field(default_factory=list)
@@ -119,7 +120,9 @@ class ConversionReport:
         if self.dry_run:
             lines.append(f"memory       about {_size(self.peak_memory)} at the peak")
         else:
-            lines.append(f"time         {self.seconds:.1f} s")
+            compiling = f", {self.compile_seconds:.1f} s of them to compile kernels, this once"
+            told = compiling if self.compile_seconds >= 0.1 else ""
+            lines.append(f"time         {self.seconds:.1f} s{told}")
         lines += _by_reason("left out", self.dropped)
         lines += [f"differs      {text}" for text in self.differences]
         lines += [f"warning      {text}" for text in self.warnings]
@@ -184,6 +187,7 @@ def build_report(
             "quantization failed"
             for name, count in outcome.broken.items()
         ),
+        *_quantized_again(plan, outcome),
     ]
     return ConversionReport(
         output=output,
@@ -198,6 +202,7 @@ def build_report(
         parameters=plan.parameters,
         shards=len(plan.shards),
         seconds=seconds,
+        compile_seconds=outcome.compile_seconds,
         peak_memory=plan.peak_memory,
         schemes=plan.schemes(),
         modules=[_module_report(module, outcome) for module in plan.modules if outcome.errors],
@@ -209,6 +214,25 @@ def build_report(
         engines=plan.engines,
         dry_run=dry_run,
     )
+
+
+def _quantized_again(plan: Plan, outcome: Outcome) -> list[str]:
+    """Matrices that have the format's own codes in the GGUF and yet couldn't keep them."""
+    names = [
+        planned.module.name
+        for planned in plan.modules
+        if planned.module.name in outcome.errors
+        and planned.module.name not in outcome.moved
+        and planned.quantized.scheme.same_blocks in planned.module.stored_types()
+        and outcome.errors[planned.module.name].squared
+    ]
+    if not names:
+        return []
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return [
+        f"{', '.join(names[:2])}{more}: {plan.target.name} in the GGUF already, but quantized again, because "
+        "what engines join with it has other types or another factor, or its columns move"
+    ]
 
 
 def _module_report(planned: PlannedModule, outcome: Outcome) -> ModuleReport:

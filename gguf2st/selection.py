@@ -15,7 +15,7 @@ from gguf2st.engines import ENGINES, Deployment, EngineRules, engine_named
 from gguf2st.errors import UnsupportedError, UsageError
 from gguf2st.ladder import Step, preferred, rung_of_level, rungs_for, steps
 from gguf2st.mapping import Recipe, Resolution
-from gguf2st.modules import Module, modules_of
+from gguf2st.modules import Module, block_factor, modules_of, scale_group
 from gguf2st.options import PlanOptions
 from gguf2st.targets import DTYPE_BYTES, Quantized, Scheme, Target, target_named
 
@@ -84,7 +84,8 @@ class Selection:
         for group, rung in zip(self._groups, rungs, strict=True):
             self._decide(group, self._schemes_for(group, rung, shared))
         used = {quantized.scheme for _, quantized in self.modules}
-        noted = [s for s in self._schemes if s in used or not self._rungs]
+        by_size = bool(self._rungs) or self._target.by_type
+        noted = [s for s in self._schemes if s in used or not by_size]
         self.warnings += [*self._rules.notes(noted), *self._lowered(rungs)]
         self._check_activation_scales()
 
@@ -282,6 +283,8 @@ class Selection:
         if not all(offered):
             return ()
         common = [s for s in offered[0] if all(s in others for others in offered)]
+        if by_type:
+            return [s for s in common if not s.needs_maximum or _keeps_blocks(group, s)]
         if common:
             return common
         return max(
@@ -381,6 +384,14 @@ def as_read(target: Target, options: PlanOptions, resolution: Resolution) -> Tar
             f"{formats.others}; leave --variant out."
         )
     return target_named(target.name, replace(options.target, variant=variant))
+
+
+def _keeps_blocks(group: Sequence[Module], scheme: Scheme) -> bool:
+    """Whether blocks of all these modules can be kept, with the same factor where a scale is shared."""
+    sharing: dict[str, list[Module]] = {}
+    for module in group:
+        sharing.setdefault(scale_group(module), []).append(module)
+    return all(block_factor(modules, scheme.same_blocks) for modules in sharing.values())
 
 
 def _priority(group: Sequence[Module]) -> int | None:

@@ -72,6 +72,7 @@ def test_any_number_of_threads_and_any_piece_gives_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gguf2st.run.CHUNK_ELEMENTS", 7 * 64)
+    monkeypatch.setattr("gguf2st.run.DIRECT_ELEMENTS", 7 * 64)
     for case in (PUBLISHED, QUANTIZED):
         out = tmp_path / case.model.stem
         gguf2st.convert(case.model, out, to="mxfp4", threads=5)

@@ -160,7 +160,8 @@ def test_the_same_bytes_for_any_number_of_threads_and_any_chunk(tmp_path, monkey
     for number, (threads, chunk) in enumerate(
         [(1, 1 << 20), (2, 1 << 20), (3, 1000), (4, 1000), (4, 64), (1, 1)]
     ):
-        monkeypatch.setattr(sys.modules["gguf2st.run"], "CHUNK_ELEMENTS", chunk)
+        for name in ("CHUNK_ELEMENTS", "DIRECT_ELEMENTS"):
+            monkeypatch.setattr(sys.modules["gguf2st.run"], name, chunk)
         output = tmp_path / f"run{number}" / "out"
         convert(MODEL, output, threads=threads, max_shard_bytes=40_000)
         found.append(contents(output))
@@ -262,12 +263,12 @@ def test_pieces_that_are_written_in_part(place, monkeypatch):
 INTERRUPTED = """
 import os, sys, time
 import gguf2st.run
-encode = gguf2st.run.encode_dense
+write = gguf2st.run._Work._write
 def slow(*arguments):
     os.write(1, b"writing\\n")  # print would mix up the lines of two threads
     time.sleep(1)
-    return encode(*arguments)
-gguf2st.run.encode_dense = slow
+    return write(*arguments)
+gguf2st.run._Work._write = slow
 from gguf2st.cli import main
 main(sys.argv[1:])
 """

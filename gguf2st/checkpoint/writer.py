@@ -133,6 +133,10 @@ class ShardWriter:
         view = memoryview(data).cast("B")
         while view:
             done = self._write_some(self._descriptors[shard], view, offset)
+            if hasattr(os, "posix_fadvise"):
+                # The disk begins now, not when memory is full of what waits for it.
+                advice = os.POSIX_FADV_DONTNEED
+                os.posix_fadvise(self._descriptors[shard], offset, done, advice)
             view, offset = view[done:], offset + done
 
     def _write_some(self, descriptor: int, view: memoryview, offset: int) -> int:

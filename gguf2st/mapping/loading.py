@@ -87,13 +87,29 @@ def load_tables(directory: Path | None = None) -> tuple[Table, ...]:
     return _load_tables(directory or mappings_directory())
 
 
-@functools.cache
-def _load_tables(directory: Path) -> tuple[Table, ...]:
+def table_serving(kind: str, name: str, directory: Path | None = None) -> Table | None:
+    """The table that lists `name` among its "architectures" or "projectors" (`kind`), or None.
+
+    The others aren't loaded. Raises as `load_tables` does.
+    """
+    for path in _paths(directory or mappings_directory()):
+        served = _read(path, []).get(kind)
+        if isinstance(served, list) and name in served:
+            return load_table(path)
+    return None
+
+
+def _paths(directory: Path) -> list[Path]:
     if not directory.is_dir():
         raise UsageError(
             f"{directory} isn't a directory of mapping tables; give one with --mappings."
         )
-    tables = [load_table(path) for path in sorted(directory.glob("*.toml"))]
+    return sorted(directory.glob("*.toml"))
+
+
+@functools.cache
+def _load_tables(directory: Path) -> tuple[Table, ...]:
+    tables = [load_table(path) for path in _paths(directory)]
     return tuple(table for table in tables if table.architectures or table.projectors)
 
 
@@ -109,13 +125,17 @@ def load_table(path: Path) -> Table:
     return table
 
 
-def _merged(path: Path, problems: list[str], seen: tuple[str, ...]) -> dict[str, Any]:
+def _read(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         problems.append(f"{path.name} can't be read ({reason})")
         return {}
+
+
+def _merged(path: Path, problems: list[str], seen: tuple[str, ...]) -> dict[str, Any]:
+    data = _read(path, problems)
     parent = data.get("extends")
     if parent is None:
         return data

@@ -22,7 +22,7 @@ from gguf2st.gguf.model import GgufModel, GgufSource
 from gguf2st.mapping.environment import Environment
 from gguf2st.mapping.expression import ExpressionError
 from gguf2st.mapping.folds import Fold, folds_of
-from gguf2st.mapping.loading import load_tables
+from gguf2st.mapping.loading import TableError, load_tables, table_serving
 from gguf2st.mapping.table import Entry, Group, Table
 from gguf2st.mapping.view import Source, View
 
@@ -117,11 +117,10 @@ class Resolution:
 
 def find_table(architecture: str, path: Path, directory: Path | None = None) -> Table:
     """The table that serves an architecture. Raises `UnsupportedError` with the nearest names."""
-    tables = load_tables(directory)
-    for table in tables:
-        if architecture in table.architectures:
-            return table
-    known = sorted(name for table in tables for name in table.architectures)
+    table = table_serving("architectures", architecture, directory)
+    if table is not None:
+        return table
+    known = sorted(name for table in load_tables(directory) for name in table.architectures)
     raise UnsupportedError(
         f"{path} is of architecture {architecture!r}, which no mapping table serves yet"
         f"{_nearest(architecture, known)}; `gguf2st archs` lists all, and CONTRIBUTING.md shows how "
@@ -133,15 +132,17 @@ def _find_projector_table(text: Table, projector: GgufSource, directory: Path | 
     kind = projector.metadata.get("clip.projector_type") or projector.metadata.get(
         "clip.vision.projector_type"
     )
-    tables = load_tables(directory)
     if kind not in text.accepts_projectors:
-        known = sorted({name for table in tables for name in table.projectors})
+        known = sorted({name for table in load_tables(directory) for name in table.projectors})
         raise UnsupportedError(
             f"{projector.path} has a projector of type {kind!r}, and {text.family} models are converted "
             f"with {' or '.join(text.accepts_projectors) or 'none'} (known: {', '.join(known)}); "
             "take the mmproj published beside this model."
         )
-    return next(table for table in tables if kind in table.projectors)
+    table = table_serving("projectors", kind, directory)
+    if table is None:
+        raise TableError(text.name, [f"no table serves the projector {kind!r} that it accepts"])
+    return table
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from gguf2st.gguf.blocks import BlockType, decode_rows
+from gguf2st.buffers import Buffers
+from gguf2st.gguf.blocks import BlockType, decode_rounded, decode_rows
 from gguf2st.gguf.container import TensorInfo
+from gguf2st.rounding import DTYPES, Halves
 
 Indices = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
@@ -41,17 +43,24 @@ class Source:
     tensor: TensorInfo
     scale: TensorInfo | None = None
 
-    def decode(self, raw: npt.NDArray[np.uint8], rows: Indices) -> Values:
+    def decode(
+        self, raw: npt.NDArray[np.uint8], rows: Indices, buffers: Buffers | None = None
+    ) -> Values:
         """Values of packed `raw` rows (rows, row_bytes), whose row numbers are `rows`."""
         tensor = self.tensor
         columns = raw.shape[1] // tensor.kind.block_bytes * tensor.kind.block_size
-        values = decode_rows(tensor.kind, raw, columns, big_endian=tensor.file.big_endian)
+        out = buffers.take("values", (len(raw), columns), np.float32) if buffers else None
+        values = decode_rows(tensor.kind, raw, columns, big_endian=tensor.file.big_endian, out=out)
         if self.scale is not None:
-            factors = read_whole(self.scale).ravel()
-            if factors.size > 1:
-                factors = factors[rows // (tensor.row_count // factors.size)][:, None]
-            values = values * factors
+            values = values * self.factors(rows)[:, None]
         return values
+
+    def factors(self, rows: Indices) -> Values:
+        """What the values of blocks are multiplied with, float32 (rows,), in rows of these numbers."""
+        if self.scale is None:
+            return np.ones(len(rows), np.float32)
+        factors = read_whole(self.scale).ravel()
+        return factors[rows // -(-self.tensor.row_count // factors.size)]
 
 
 def read_whole(tensor: TensorInfo) -> Values:
@@ -126,15 +135,29 @@ class View:
 
         All rows must be of one type. Columns may move when every block moves as a whole.
         """
-        return self.packed_type() is not None
+        return self.packed_type() is not None and not any(s.scale for s in self._used())
 
-    def packed_type(self) -> type[BlockType] | None:
-        """The type of all blocks where they can be moved as they are, or None."""
-        used = [self.sources[number] for number in np.unique(self.rows >> SOURCE_SHIFT)]
-        kinds = {source.tensor.kind for source in used}
-        if self.functions or self.transposed or len(kinds) > 1 or any(s.scale for s in used):
+    def _used(self) -> list[Source]:
+        return [self.sources[number] for number in np.unique(self.rows >> SOURCE_SHIFT)]
+
+    def factors(self) -> frozenset[float]:
+        """All factors that values of blocks are multiplied with: 1 alone for most types."""
+        numbers = np.unique(self.rows)
+        return frozenset(
+            float(factor)
+            for number, source in enumerate(self.sources)
+            for factor in source.factors(numbers[numbers >> SOURCE_SHIFT == number] & ROW_MASK)
+        )
+
+    def packed_type(self) -> BlockType | None:
+        """The type of all blocks where they can be moved as they are, or None.
+
+        Their values may have `factors` yet.
+        """
+        kinds = {source.tensor.kind for source in self._used()}
+        if self.functions or self.transposed or len(kinds) > 1:
             return None
-        kind: type[BlockType] = kinds.pop()
+        kind = kinds.pop()
         if self.columns is None:
             return kind
         if self.width % kind.block_size:
@@ -145,20 +168,25 @@ class View:
         ).all()
         return kind if whole else None
 
-    def read_packed(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    def read_packed(
+        self, start: int, stop: int, buffers: Buffers | None = None
+    ) -> npt.NDArray[np.uint8]:
         """Blocks of output rows `start` to `stop`, uint8 of shape (rows, row_bytes).
 
-        Only of a view that has a `packed_type`.
+        Only of a view that has a `packed_type`. They may lie in the thread's `buffers`.
         """
         numbers = self.rows.reshape(-1)[start:stop]
         pieces = []
         for source_number in np.unique(numbers >> SOURCE_SHIFT):
             chosen = np.flatnonzero(numbers >> SOURCE_SHIFT == source_number)
             tensor = self.sources[source_number].tensor
-            pieces.append((chosen, _read_packed(tensor, numbers[chosen] & ROW_MASK)))
-        raw = np.empty((len(numbers), pieces[0][1].shape[1]), np.uint8)
-        for chosen, rows in pieces:
-            raw[chosen] = rows
+            own = buffers if len(chosen) == len(numbers) else None
+            pieces.append((chosen, _read_packed(tensor, numbers[chosen] & ROW_MASK, own)))
+        raw = pieces[0][1]
+        if len(pieces) > 1:
+            raw = np.empty((len(numbers), raw.shape[1]), np.uint8)
+            for chosen, rows in pieces:
+                raw[chosen] = rows
         if self.columns is None:
             return raw
         kind = tensor.kind
@@ -166,11 +194,26 @@ class View:
         blocks = raw.reshape(len(raw), -1, kind.block_bytes)[:, order]
         return blocks.reshape(len(raw), -1)
 
-    def read(self, start: int, stop: int) -> Values:
+    def read_rounded(
+        self, start: int, stop: int, dtype: str, buffers: Buffers
+    ) -> tuple[Halves, int]:
+        """Values of output rows `start` to `stop`, rounded to "BF16" (as uint16) or "F16".
+
+        Only of a view that has a `packed_type`. They lie in the thread's `buffers`. The
+        number says how many aren't finite.
+        """
+        raw = self.read_packed(start, stop, buffers)
+        tensor = self.sources[int(self.rows.flat[start]) >> SOURCE_SHIFT].tensor
+        shape = (stop - start, self.width)
+        out: Halves = buffers.take("rounded", shape, DTYPES[dtype])
+        big_endian = tensor.file.big_endian
+        return out, decode_rounded(tensor.kind, raw, self.width, dtype, out, big_endian=big_endian)
+
+    def read(self, start: int, stop: int, buffers: Buffers | None = None) -> Values:
         """Values of output rows `start` to `stop`, float32 of shape (rows, shape[-1]).
 
         Output rows count all leading axes together. Memory is bounded by the
-        piece asked for, not by the tensor.
+        piece asked for, not by the tensor. They may lie in the thread's `buffers`.
         """
         if self.single:
             width = self.rows.shape[-1]
@@ -178,30 +221,33 @@ class View:
         elif self.transposed:
             values = self._read_transposed(start, stop)
         else:
-            values = self._gather(start, stop)
+            values = self._gather(start, stop, buffers)
         for function in self.functions:
             values = function(values)
         return values
 
-    def _gather(self, start: int, stop: int) -> Values:
+    def _gather(self, start: int, stop: int, buffers: Buffers | None = None) -> Values:
         numbers = self.rows.reshape(-1)[start:stop]
-        values = self._decode(numbers)
+        values = self._decode(numbers, buffers=buffers)
         return values if self.columns is None else values[:, self.columns]
 
-    def _decode(self, numbers: Indices, blocks: slice = slice(None)) -> Values:
+    def _decode(
+        self, numbers: Indices, blocks: slice = slice(None), buffers: Buffers | None = None
+    ) -> Values:
         """Values of the rows with these numbers; `blocks` limits which blocks of each row."""
         result: Values | None = None
         for source_number in np.unique(numbers >> SOURCE_SHIFT):
             chosen = numbers >> SOURCE_SHIFT == source_number
             source = self.sources[source_number]
             rows = numbers[chosen] & ROW_MASK
-            raw = _read_packed(source.tensor, rows)
+            own = buffers if len(rows) == len(numbers) else None
+            raw = _read_packed(source.tensor, rows, own)
             values: Values
             if blocks != slice(None):
                 raw = raw.reshape(len(rows), -1, source.tensor.kind.block_bytes)[:, blocks]
                 raw = np.ascontiguousarray(raw).reshape(len(rows), -1)
-            values = source.decode(raw, rows)
-            if chosen.all():
+            values = source.decode(raw, rows, own)
+            if len(rows) == len(numbers):
                 return values
             if result is None:
                 result = np.empty((len(numbers), values.shape[1]), np.float32)
@@ -236,11 +282,13 @@ class View:
         return values[:, first - begin * size : last - begin * size]
 
 
-def _read_packed(tensor: TensorInfo, rows: Indices) -> npt.NDArray[np.uint8]:
+def _read_packed(
+    tensor: TensorInfo, rows: Indices, buffers: Buffers | None = None
+) -> npt.NDArray[np.uint8]:
     """Packed rows in the order asked for, read in as few and as long pieces as sensible."""
     low, high = int(rows.min()), int(rows.max()) + 1
     if high - low <= 2 * len(rows):
-        raw = tensor.read_rows(low, high)
+        raw = tensor.read_rows(low, high, buffers)
         return raw if high - low == len(rows) and _ascending(rows) else raw[rows - low]
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
