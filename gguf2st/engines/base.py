@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Protocol
 
-from gguf2st.targets.base import Scheme
+from gguf2st.scheme import Scheme
 
 Config = Mapping[str, Any]
 
@@ -53,17 +53,36 @@ class EngineModule:
     drafter: bool = False  # belongs to the MTP drafter, a model of its own
 
 
+class Cause(StrEnum):
+    """Why an engine refuses a layer."""
+
+    NONE = ""
+    PARTLY = "some shards of a fused layer are excepted"
+    NO_TARGET = "no target matches"
+    SCHEMES = "the experts' projections have different schemes"
+    FORMAT = "the config's format"
+    METHOD = "the method isn't there"
+    EXPERTS = "a layout of experts that it doesn't read"
+    GROUPS = "groups don't lie within a rank"
+    GROUP_SIZE = "no kernel has groups of that size"
+    WORDS = "words don't lie within a rank"
+    TILES = "the matrix doesn't fill the kernel's tiles"
+    KERNEL = "no kernel takes it"
+    NAME = "its loader needs a tensor called weight"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What an engine's matching makes of a layer.
 
     `scheme` is None where the layer stays unquantized; `error` is what the engine
-    raises; `rule` is the entry of the config that decided, where there is one.
+    raises, and `cause` sorts it; `rule` is the entry of the config that decided, where there is one.
     """
 
     scheme: Scheme | None = None
     rule: str = ""
     error: str = ""
+    cause: Cause = Cause.NONE
 
 
 @dataclass(frozen=True)
@@ -125,6 +144,7 @@ class Verdict:
 
     refusal: str = ""
     notes: tuple[str, ...] = ()
+    cause: Cause = Cause.NONE  # of the refusal
 
 
 @dataclass(frozen=True)

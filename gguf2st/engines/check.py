@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gguf2st.engines.base import Checkpoint, Config, Engine, EngineModule
 from gguf2st.engines.configs import same_scheme
-from gguf2st.targets.base import Scheme
+from gguf2st.scheme import Scheme
 
 
 def contradictions(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gguf2st.engines.base import Config
-from gguf2st.targets.base import Scheme
+from gguf2st.scheme import Scheme
 
 
 @dataclass(frozen=True)

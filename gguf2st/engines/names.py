@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from gguf2st.engines.base import EngineModule, Kind
 
@@ -133,6 +133,7 @@ def _key(block: Block, layer: Layer, numbers: tuple[int, ...]) -> tuple[str, boo
     return name, block.drafter, numbers[0] if numbers else -1
 
 
+@lru_cache(maxsize=1 << 17)  # the same names are looked up for each engine
 def _split(name: str) -> tuple[str, tuple[int, ...]]:
     components = name.split(".")
     numbers = tuple(int(c) for c in components if c.isdigit())

@@ -11,7 +11,7 @@ from gguf2st.engines.hf import Transformers
 from gguf2st.engines.sglang import SgLang
 from gguf2st.engines.vllm import Vllm
 from gguf2st.errors import UsageError
-from gguf2st.targets.base import Scheme
+from gguf2st.scheme import Scheme
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Vllm(), SgLang(), Transformers())}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gguf2st.engines.base import Deployment, Kind, Matrix, Verdict
-from gguf2st.targets.base import Scheme
+from gguf2st.scheme import Scheme
 
 
 def over_ranks(
@@ -23,7 +23,7 @@ def over_ranks(
         found = of_rank(part, ranks)
         at = f" at tensor parallel {ranks}" if ranks > 1 else ""
         if found.refusal:
-            return Verdict(f"{found.refusal}{at}")
+            return Verdict(f"{found.refusal}{at}", cause=found.cause)
         notes.update(dict.fromkeys(f"{note}{at}" for note in found.notes))
     return Verdict(notes=tuple(notes))
 

@@ -121,6 +121,15 @@ def test_packed_words_of_awq() -> None:
         assert "words" in engine.verdict(merged, "awq", INT4, Deployment()).refusal
 
 
+def test_vllm_on_a_cpu_has_no_experts_in_groups_of_32() -> None:
+    """Tried: "No WNA16 MoE backend supports the deployment configuration"."""
+    experts = Matrix("experts", Kind.EXPERTS, (256, 256), 256)
+    for group, refused in ((128, False), (32, True)):
+        scheme = Scheme("int", 4, group)
+        assert bool(VLLM.verdict(experts, CT, scheme, Deployment(cpu=True)).refusal) == refused
+        assert not VLLM.verdict(experts, CT, scheme, Deployment()).refusal
+
+
 def test_sglang_falls_back_for_awq_only() -> None:
     narrow = Matrix("o_proj", Kind.ROW, (96,), 128)
     assert SGLANG.verdict(narrow, CT, INT4, Deployment()).refusal

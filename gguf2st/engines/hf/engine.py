@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from gguf2st.engines import configs
 from gguf2st.engines.base import (
+    Cause,
     Checkpoint,
     Config,
     Deployment,
@@ -19,7 +20,7 @@ from gguf2st.engines.hf import kernels, matching
 from gguf2st.engines.hf.models import MODELS
 from gguf2st.engines.tables import TableEngine
 from gguf2st.engines.vllm.matching import rename
-from gguf2st.targets.base import Scheme
+from gguf2st.scheme import Scheme
 
 LINEAR = ("Linear", "Module")
 
@@ -48,7 +49,9 @@ class Transformers(TableEngine):
         }
         method = methods.get(config["quant_method"])
         if method is None:
-            return Outcome(error=f"its rules for {config['quant_method']} aren't known")
+            return Outcome(
+                error=f"its rules for {config['quant_method']} aren't known", cause=Cause.METHOD
+            )
         if module.unquantized:
             return Outcome()
         return method(model_class, module, config, checkpoint)
@@ -86,7 +89,10 @@ class Transformers(TableEngine):
     ) -> Outcome:
         """quantizer_compressed_tensors.py, compressed_tensors apply_quantization_config."""
         if config.get("quantization_status") != "compressed":
-            return Outcome(error='without "quantization_status": "compressed" no codes are read')
+            return Outcome(
+                error='without "quantization_status": "compressed" no codes are read',
+                cause=Cause.FORMAT,
+            )
         if module.kind is Kind.EXPERTS:
             return self._compressed_experts(module, config, checkpoint)
         groups = configs.groups_by_target(config)
@@ -103,7 +109,10 @@ class Transformers(TableEngine):
             name = matching.experts_group(config["config_groups"])
             return Outcome(configs.group_scheme(config["config_groups"][name]), name)
         if any(shard.rpartition(".experts.")[2][:1].isdigit() for shard in module.shards):
-            return Outcome(error="single experts without codes are left out and stay random")
+            return Outcome(
+                error="single experts without codes are left out and stay random",
+                cause=Cause.EXPERTS,
+            )
         return Outcome()
 
     def _awq(

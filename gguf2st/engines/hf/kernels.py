@@ -7,7 +7,7 @@ checkpoints of every format.
 from __future__ import annotations
 
 from gguf2st.engines.base import Kind, Matrix, Verdict
-from gguf2st.targets.base import Scheme
+from gguf2st.scheme import Scheme
 
 
 def verdict(matrix: Matrix, quant_method: str, scheme: Scheme) -> Verdict:

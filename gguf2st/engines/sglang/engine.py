@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from gguf2st.engines import configs
 from gguf2st.engines.base import (
+    Cause,
     Checkpoint,
     Config,
     Deployment,
@@ -19,7 +20,7 @@ from gguf2st.engines.patterns import PartlyMatchedError, gptq_override
 from gguf2st.engines.sglang import kernels, matching
 from gguf2st.engines.sglang.models import MODELS
 from gguf2st.engines.tables import TableEngine
-from gguf2st.targets.base import Scheme
+from gguf2st.scheme import Scheme
 
 # w4afp8.py W4AFp8Config: nothing of it can be changed.
 W4AFP8_LINEAR = Scheme("fp8", 8, 128, block_rows=128, activation_bits=8)
@@ -62,13 +63,18 @@ class SgLang(TableEngine):
         }
         method = methods.get(config["quant_method"])
         if method is None:
-            return Outcome(error=f"SGLang has no quantization method {config['quant_method']}")
+            return Outcome(
+                error=f"SGLang has no quantization method {config['quant_method']}",
+                cause=Cause.METHOD,
+            )
         if module.unquantized:
             return Outcome()
         try:
             return method(model_class, module, config)
-        except (PartlyMatchedError, matching.NoTargetError) as error:
-            return Outcome(error=str(error))
+        except PartlyMatchedError as error:
+            return Outcome(error=str(error), cause=Cause.PARTLY)
+        except matching.NoTargetError as error:
+            return Outcome(error=str(error), cause=Cause.NO_TARGET)
 
     def target_refusal(
         self,
@@ -120,7 +126,10 @@ class SgLang(TableEngine):
         ]
         schemes = {groups[target].scheme if target else None for target in found}
         if len(schemes) > 1:
-            return Outcome(error=f"the projections of {module.name} have different schemes")
+            return Outcome(
+                error=f"the projections of {module.name} have different schemes",
+                cause=Cause.SCHEMES,
+            )
         if found[0] is None:
             return Outcome()
         scheme = groups[found[0]].scheme
@@ -130,7 +139,10 @@ class SgLang(TableEngine):
             and config.get("format") != "pack-quantized"
         ):
             # compressed_tensors_wNa16_moe.py looks at the top-level format alone.
-            return Outcome(error='experts of integers need "format": "pack-quantized" at the top')
+            return Outcome(
+                error='experts of integers need "format": "pack-quantized" at the top',
+                cause=Cause.FORMAT,
+            )
         return Outcome(scheme, found[0])
 
     def _awq(self, model_class: str, module: EngineModule, config: Config) -> Outcome:

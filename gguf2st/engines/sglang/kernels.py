@@ -7,7 +7,7 @@ repacking in sglang/kernels/jit/csrc/gemm/marlin. SGLang doesn't pad integer wei
 
 from __future__ import annotations
 
-from gguf2st.engines.base import Deployment, Kind, Matrix, Verdict
+from gguf2st.engines.base import Cause, Deployment, Kind, Matrix, Verdict
 from gguf2st.engines.shapes import (
     block_refusal,
     fits_marlin,
@@ -16,7 +16,7 @@ from gguf2st.engines.shapes import (
     straddles,
     words,
 )
-from gguf2st.targets.base import Scheme
+from gguf2st.scheme import Scheme
 
 MARLIN_GROUPS = (0, 32, 64, 128)
 PLAIN_AWQ = "SGLang falls back from Marlin to slow AWQ kernels"
@@ -29,7 +29,7 @@ def verdict(matrix: Matrix, quant_method: str, scheme: Scheme, deployment: Deplo
     """Whether a kernel takes the matrix at every requested number of ranks."""
     packed = scheme.kind in ("int", "nvfp4", "mxfp4") and quant_method != "w4afp8"
     if matrix.only_weight and packed and scheme.activation_bits == 16:
-        return Verdict(f"{matrix.only_weight}, which packed codes don't have")
+        return Verdict(f"{matrix.only_weight}, which packed codes don't have", cause=Cause.NAME)
 
     def of_rank(part: Matrix, ranks: int) -> Verdict:
         if quant_method == "mxfp4":
@@ -39,11 +39,12 @@ def verdict(matrix: Matrix, quant_method: str, scheme: Scheme, deployment: Deplo
         if scheme.kind == "int" and scheme.activation_bits == 16:
             return _integers(part, quant_method, scheme, deployment)
         if scheme.block_rows > 1:
-            return Verdict(block_refusal(matrix, part, scheme, ranks, last_may_end=False))
-        if scheme.kind in ("nvfp4", "mxfp4"):
-            return Verdict(straddles(part, scheme))
+            reason = block_refusal(matrix, part, scheme, ranks, last_may_end=False)
+            return Verdict(reason, cause=Cause.TILES if reason else Cause.NONE)
+        if scheme.kind in ("nvfp4", "mxfp4") and (reason := straddles(part, scheme)):
+            return Verdict(reason, cause=Cause.GROUPS)
         if scheme.kind == "fp8" and deployment.below(89) and not fits_marlin(part):
-            return Verdict(_tiles(part))
+            return Verdict(_tiles(part), cause=Cause.TILES)
         return Verdict()
 
     return over_ranks(matrix, deployment, of_rank)
@@ -59,17 +60,18 @@ def _tiles(part: Matrix) -> str:
 
 def _integers(part: Matrix, quant_method: str, scheme: Scheme, deployment: Deployment) -> Verdict:
     if scheme.group_size not in MARLIN_GROUPS:
-        return Verdict(f"SGLang has no groups of {scheme.group_size}")
-    reason = straddles(part, scheme)
-    if not reason and (quant_method == "awq" or not scheme.symmetric):
+        return Verdict(f"SGLang has no groups of {scheme.group_size}", cause=Cause.GROUP_SIZE)
+    if reason := straddles(part, scheme):
+        return Verdict(reason, cause=Cause.GROUPS)
+    if quant_method == "awq" or not scheme.symmetric:
         reason = words(part, scheme.bits, "codes" if quant_method == "awq" else "zero points")
-    if reason:
-        return Verdict(reason)
+        if reason:
+            return Verdict(reason, cause=Cause.WORDS)
     if quant_method == "awq":
         # awq.py: marlin_utils.py check_marlin_supports_layer asks for 64 rows and 128 columns.
         marlin = sum(part.rows) % 64 == 0 and part.columns % 128 == 0
         return Verdict(notes=() if marlin and not deployment.below(80) else (PLAIN_AWQ,))
-    return Verdict("" if fits_marlin(part) else _tiles(part))
+    return Verdict() if fits_marlin(part) else Verdict(_tiles(part), cause=Cause.TILES)
 
 
 def _experts(part: Matrix, quant_method: str, scheme: Scheme) -> Verdict:

@@ -60,16 +60,17 @@ def _router(path: str) -> Layer:
     return _never(path, "SGLang never quantizes the router")
 
 
-def _experts(path: str, parts: tuple[str, ...] = EXPERT_PARTS) -> Layer:
-    """Experts one by one; unquantized ones may also be stacked in two tensors.
+def _experts(path: str, parts: tuple[str, ...] = EXPERT_PARTS, *, stacks: bool = False) -> Layer:
+    """Experts one by one; where the class reads `stacks`, unquantized ones also in two tensors.
 
     Whatever the checkpoint calls them, compressed-tensors rules are asked for
     gate_proj, up_proj and down_proj (compressed_tensors.py, get_moe_scheme).
     """
     names = tuple(f"{path}.{{}}.{part}" for part in parts)
-    stacked = (path, f"{path}.gate_up_proj", f"{path}.down_proj")
+    if stacks:
+        names += (path, f"{path}.gate_up_proj", f"{path}.down_proj")
     probes = tuple(f"0.{part}" for part in EXPERT_PARTS)
-    return Layer(path, Kind.EXPERTS, "FusedMoE", names + stacked, probes)
+    return Layer(path, Kind.EXPERTS, "FusedMoE", names, probes)
 
 
 def _head(name: str = "lm_head", reason: str = "") -> Block:
@@ -163,9 +164,17 @@ def _drafter(*layers: Layer, prefix: str = "mtp.") -> tuple[Block, ...]:
 
 
 _DENSE_35 = (*_ATTENTION, *_MLP, *_DELTA)
-_MOE_35 = (*_ATTENTION, *_DELTA, _router("mlp.gate"), _experts("mlp.experts"), *_SHARED)
+_MOE_35 = (
+    *_ATTENTION,
+    *_DELTA,
+    _router("mlp.gate"),
+    _experts("mlp.experts", stacks=True),
+    *_SHARED,
+)
 _MTP_DENSE = _drafter(*_ATTENTION, *_MLP)
-_MTP_MOE = _drafter(*_ATTENTION, _router("mlp.gate"), _experts("mlp.experts"), *_SHARED)
+_MTP_MOE = _drafter(
+    *_ATTENTION, _router("mlp.gate"), _experts("mlp.experts", stacks=True), *_SHARED
+)
 # The drafter of Qwen3-Next calls its layers like the model's own: rules can't tell them apart.
 _MTP_NEXT = _drafter(
     *_ATTENTION, _router("mlp.gate"), _experts("mlp.experts"), *_SHARED_NEXT, prefix="model."
@@ -210,7 +219,7 @@ MODELS: dict[str, ModelTable] = {
     ),
     "Qwen3VLForConditionalGeneration": ModelTable(_vl(*_ATTENTION, *_MLP), {}, VL_MAPPER),
     "Qwen3VLMoeForConditionalGeneration": ModelTable(
-        _vl(*_ATTENTION, _router("mlp.gate"), _experts("mlp.experts")), {}, VL_MAPPER
+        _vl(*_ATTENTION, _router("mlp.gate"), _experts("mlp.experts", stacks=True)), {}, VL_MAPPER
     ),
     "Qwen3_5ForCausalLM": ModelTable(
         _text(*_DENSE_35) + _MTP_DENSE, _PACKED_35, drafter_packed=_PACKED_35
@@ -233,7 +242,7 @@ MODELS: dict[str, ModelTable] = {
                 (
                     *(replace(layer, unquantized=GPT_OSS_ATTENTION) for layer in _ATTENTION),
                     replace(_router("mlp.gate"), parts=("mlp.router",)),
-                    replace(_experts("mlp.experts"), cuts=("half half",)),
+                    replace(_experts("mlp.experts", stacks=True), cuts=("half half",)),
                 ),
             ),
             _head(reason="SGLang builds gpt-oss's output head without quantization"),

@@ -7,6 +7,7 @@ from typing import Literal
 
 from gguf2st.engines import configs
 from gguf2st.engines.base import (
+    Cause,
     Checkpoint,
     Config,
     Deployment,
@@ -20,7 +21,7 @@ from gguf2st.engines.patterns import PartlyMatchedError, gptq_override
 from gguf2st.engines.tables import TableEngine
 from gguf2st.engines.vllm import kernels, matching
 from gguf2st.engines.vllm.models import MODELS
-from gguf2st.targets.base import Scheme
+from gguf2st.scheme import Scheme
 
 
 class Vllm(TableEngine):
@@ -48,13 +49,16 @@ class Vllm(TableEngine):
         }
         method = methods.get(config["quant_method"])
         if method is None:
-            return Outcome(error=f"vLLM has no quantization method {config['quant_method']}")
+            return Outcome(
+                error=f"vLLM has no quantization method {config['quant_method']}",
+                cause=Cause.METHOD,
+            )
         if module.unquantized:
             return Outcome()
         try:
             return method(model_class, module, config, checkpoint)
         except PartlyMatchedError as error:
-            return Outcome(error=str(error))
+            return Outcome(error=str(error), cause=Cause.PARTLY)
 
     def target_refusal(
         self,
@@ -103,7 +107,10 @@ class Vllm(TableEngine):
             found.append(target)
         schemes = {groups[target].scheme if target else None for target in found}
         if len(schemes) > 1:
-            return Outcome(error=f"the projections of {module.name} have different schemes")
+            return Outcome(
+                error=f"the projections of {module.name} have different schemes",
+                cause=Cause.SCHEMES,
+            )
         target = found[0]
         if target is None:
             return Outcome()
@@ -112,7 +119,10 @@ class Vllm(TableEngine):
             "int",
             16,
         ):
-            return Outcome(error="embeddings can be quantized to weight-only integers alone")
+            return Outcome(
+                error="embeddings can be quantized to weight-only integers alone",
+                cause=Cause.KERNEL,
+            )
         return Outcome(group.scheme, target)
 
     def _awq(

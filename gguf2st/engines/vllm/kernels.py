@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gguf2st.engines.base import Deployment, Kind, Matrix, Verdict
+from gguf2st.engines.base import Cause, Deployment, Kind, Matrix, Verdict
 from gguf2st.engines.shapes import (
     block_refusal,
     fits_marlin,
@@ -20,7 +20,7 @@ from gguf2st.engines.shapes import (
     straddles,
     words,
 )
-from gguf2st.targets.base import Scheme
+from gguf2st.scheme import Scheme
 
 # utils/marlin_utils.py MARLIN_SUPPORTED_GROUP_SIZES; 0 is a scale for each row.
 MARLIN_GROUPS = (0, 32, 64, 128)
@@ -105,11 +105,12 @@ def _replicated(matrix: Matrix, quant_method: str, deployment: Deployment) -> bo
 
 
 def _integers(part: Matrix, quant_method: str, scheme: Scheme, deployment: Deployment) -> Verdict:
-    reason = straddles(part, scheme)
-    if not reason and (quant_method == "awq" or not scheme.symmetric):
+    if reason := straddles(part, scheme):
+        return Verdict(reason, cause=Cause.GROUPS)
+    if quant_method == "awq" or not scheme.symmetric:
         reason = words(part, scheme.bits, "codes" if quant_method == "awq" else "zero points")
-    if reason:
-        return Verdict(reason)
+        if reason:
+            return Verdict(reason, cause=Cause.WORDS)
     if quant_method == "awq":
         scheme = replace(scheme, symmetric=False)  # always stored with zero points
     reasons = []
@@ -118,7 +119,11 @@ def _integers(part: Matrix, quant_method: str, scheme: Scheme, deployment: Deplo
         if not reason:
             return Verdict(notes=_integer_notes(kernel, part))
         reasons.append(f"{kernel.name} {reason}")
-    return Verdict(f"no kernel takes it: {'; '.join(reasons)}")
+    known = scheme.group_size in MARLIN_GROUPS
+    return Verdict(
+        f"no kernel takes it: {'; '.join(reasons)}",
+        cause=Cause.KERNEL if known else Cause.GROUP_SIZE,
+    )
 
 
 def _integer_notes(kernel: IntegerKernel, part: Matrix) -> tuple[str, ...]:
@@ -129,9 +134,10 @@ def _integer_notes(kernel: IntegerKernel, part: Matrix) -> tuple[str, ...]:
 
 def _others(matrix: Matrix, part: Matrix, scheme: Scheme, ranks: int) -> Verdict:
     if scheme.block_rows > 1:
-        return Verdict(block_refusal(matrix, part, scheme, ranks, last_may_end=True))
-    if scheme.kind in ("nvfp4", "mxfp4"):
-        return Verdict(straddles(part, scheme))
+        reason = block_refusal(matrix, part, scheme, ranks, last_may_end=True)
+        return Verdict(reason, cause=Cause.TILES if reason else Cause.NONE)
+    if scheme.kind in ("nvfp4", "mxfp4") and (reason := straddles(part, scheme)):
+        return Verdict(reason, cause=Cause.GROUPS)
     return Verdict()  # a scale for each row: any shape
 
 
@@ -176,6 +182,9 @@ def _compressed_experts(inner: int, hidden: int, scheme: Scheme, deployment: Dep
             return Verdict(f"vLLM has no experts of {scheme.bits} bits with zero points")
         if 2 * inner % 8 or hidden % 8:
             return Verdict("experts' rows per rank don't fill whole words of zero points")
+    if deployment.cpu and group == 32:
+        # experts/cpu_moe.py CPUExpertsInt4 takes the key of groups of 32 not at all.
+        return Verdict("vLLM on CPUs has no experts in groups of 32")
     if deployment.cpu or (hidden % 128 == 0 and group in MARLIN_GROUPS):
         return Verdict()
     if not group:
