@@ -1,0 +1,57 @@
+"""Every rule fires on a checkpoint that breaks it, and not on the one that differs in that alone."""
+
+from pathlib import Path
+
+import pytest
+
+import gguf2st
+from gguf2st.verification import RULES, Effect
+from tests.verification.cases import CASES, Broken
+from tests.verification.editing import base, opened
+
+ORDER = list(Effect)
+
+
+def made(case: Broken, directory: Path, *, broken: bool) -> Path:
+    """The good or the broken checkpoint of a case."""
+    source = base(*case.base, **case.options)
+    edit = opened(source)
+    change = case.broken if broken else case.good
+    if change is not None:
+        change(edit)
+    return edit.write(directory, source)
+
+
+def effects(report: gguf2st.VerifyReport, rule: str) -> dict[str, str]:
+    """Engine -> the worst that the rule says about it; notes aside."""
+    found: dict[str, Effect] = {}
+    for finding in report.of(rule):
+        for engine in [finding.engine] if finding.engine else RULES[rule].engines:
+            worst = found.get(engine, Effect.NOTE)
+            found[engine] = max(worst, finding.effect, key=ORDER.index)
+    return {engine: str(effect) for engine, effect in found.items() if effect is not Effect.NOTE}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rule(case: Broken, tmp_path: Path) -> None:
+    good = made(case, tmp_path / "good", broken=False)
+    request = dict(case.request)
+    if case.broken.__code__.co_code == EMPTY:  # the request makes the difference
+        assert not effects(gguf2st.verify(good), case.rule)
+    else:
+        assert not effects(gguf2st.verify(good, **request), case.rule)
+    broken = made(case, tmp_path / "broken", broken=True)
+    report = gguf2st.verify(broken, **request)
+    assert effects(report, case.rule) == case.expect, report.to_text()
+
+
+def _nothing() -> None:
+    """As a case whose request makes the difference."""
+
+
+EMPTY = _nothing.__code__.co_code
+
+
+def test_every_rule_has_a_case() -> None:
+    shallow = {name for name, rule in RULES.items() if not rule.deep}
+    assert shallow == {case.rule for case in CASES}
