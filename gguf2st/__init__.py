@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from gguf2st.inspection import Supported, architectures, inspect
     from gguf2st.options import PlanOptions
     from gguf2st.plan import Plan, make_plan
+    from gguf2st.repairing import RepairPlan, RepairReport, repair
     from gguf2st.report import ConversionReport, FileReport, ModuleReport
     from gguf2st.run import Progress
     from gguf2st.targets import TargetOptions
+    from gguf2st.verification import Finding, VerifyReport, verify
 
 # Importing numpy and numba takes longer than `gguf2st --help` should: a module is imported when
 # one of its names is first used.
@@ -43,15 +45,18 @@ _HOMES = {
     "gguf2st.inspection": ("Supported", "architectures", "inspect"),
     "gguf2st.options": ("PlanOptions",),
     "gguf2st.plan": ("Plan", "make_plan"),
+    "gguf2st.repairing": ("RepairPlan", "RepairReport", "repair"),
     "gguf2st.report": ("ConversionReport", "FileReport", "ModuleReport"),
     "gguf2st.run": ("Progress",),
     "gguf2st.targets": ("TargetOptions",),
+    "gguf2st.verification": ("Finding", "VerifyReport", "verify"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "ConversionReport",
     "FileReport",
+    "Finding",
     "Gguf2stError",
     "GgufModel",
     "GgufSource",
@@ -61,17 +66,22 @@ __all__ = [
     "Plan",
     "PlanOptions",
     "Progress",
+    "RepairPlan",
+    "RepairReport",
     "Supported",
     "TargetOptions",
     "UnsupportedError",
     "UsageError",
     "VerificationError",
+    "VerifyReport",
     "architectures",
     "convert",
     "inspect",
     "make_plan",
     "open_model",
     "open_source",
+    "repair",
+    "verify",
 ]
 
 

@@ -84,9 +84,15 @@ class _Bar:
     def __init__(self, *, hidden: bool) -> None:
         self._hidden = hidden or not sys.stderr.isatty()
         self._bar: Any = None
+        self._told = False
 
     def __call__(self, progress: Progress) -> None:
         if self._hidden:
+            return
+        if progress.compiling:
+            if not self._told:
+                typer.echo("compiling kernels for this processor, once", err=True)
+            self._told = True
             return
         if self._bar is None:
             from tqdm import tqdm  # noqa: PLC0415  # only when there is something to show
@@ -266,6 +272,21 @@ def convert(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Workers; default: up to 4.", rich_help_panel=_OUTPUT)
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="cpu, cuda or cuda:N: where rows are decoded and quantized.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = "cpu",
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Take fewer workers where more would need more memory, such as 1GB.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
 ) -> None:
     """Convert a model, with its projector and MTP blocks, to a Hugging Face directory."""
     from gguf2st.conversion import DEFAULT_THREADS  # noqa: PLC0415  # --help shouldn't wait for numpy
@@ -290,6 +311,8 @@ def convert(
         max_shard_bytes=parse_size(max_shard_size),
         mapping_directory=mappings,
         threads=threads or DEFAULT_THREADS,
+        device=device,
+        max_memory=None if max_memory is None else parse_size(max_memory),
     )
     bar = _Bar(hidden=dry_run)
     try:
@@ -324,6 +347,94 @@ def inspect(
     from gguf2st.inspection import inspect as run  # noqa: PLC0415
 
     _print(run(file), as_json=as_json)
+
+
+@app.command()
+def verify(
+    directory: Annotated[
+        Path, typer.Argument(help="Directory of a checkpoint, from anywhere.", show_default=False)
+    ],
+    engine: Annotated[str, typer.Option(help="Comma-separated: vllm, sglang, hf; or all.")] = "all",
+    tp: Annotated[
+        str, typer.Option(help="Tensor-parallel sizes that it shall run at, such as 1,2,4.")
+    ] = "1",
+    sm: Annotated[
+        int | None, typer.Option(help="Compute capability of the cards, such as 75 or 86.")
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="The engines' builds for CPUs.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read the values, too, and not only headers.")
+    ] = False,
+    headers_only: Annotated[
+        bool, typer.Option("--headers-only", help="Files may end before their data do.")
+    ] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="GGUF with which all values are compared.")
+    ] = None,
+    mmproj: Annotated[Path | None, typer.Option(help="Its vision projector.")] = None,
+    mtp: Annotated[Path | None, typer.Option(help="Its separate MTP file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether vLLM, SGLang and transformers will load a checkpoint right; if not, end with 1."""
+    from gguf2st.verification import verify as run  # noqa: PLC0415  # --help needn't wait for it
+
+    report = run(
+        directory,
+        _ENGINES if engine == "all" else parse_names("--engine", engine, _ENGINES),
+        tensor_parallel=parse_sizes(tp),
+        compute_capability=sm,
+        cpu=cpu,
+        deep=deep,
+        headers_only=headers_only,
+        against=against,
+        mmproj=mmproj,
+        mtp=mtp,
+    )
+    _print(report, as_json=as_json)
+    if not report.right:
+        raise typer.Exit(1)
+
+
+@app.command()
+def repair(
+    directory: Annotated[
+        Path, typer.Argument(help="Directory of a checkpoint, from anywhere.", show_default=False)
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Directory to write.", show_default=False)
+    ],
+    engine: Annotated[str, typer.Option(help="Comma-separated: vllm, sglang, hf; or all.")] = "all",
+    tp: Annotated[
+        str, typer.Option(help="Tensor-parallel sizes that it shall run at, such as 1,2,4.")
+    ] = "1",
+    sm: Annotated[
+        int | None, typer.Option(help="Compute capability of the cards, such as 75 or 86.")
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="The engines' builds for CPUs.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would change, but write nothing.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing checkpoint directory.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Mend what verify finds, with the smallest rewrite; end with 1 where that can't be done."""
+    from gguf2st.repairing import repair as run  # noqa: PLC0415  # --help needn't wait for it
+
+    report = run(
+        directory,
+        output,
+        engines=_ENGINES if engine == "all" else parse_names("--engine", engine, _ENGINES),
+        tensor_parallel=parse_sizes(tp),
+        compute_capability=sm,
+        cpu=cpu,
+        dry_run=dry_run,
+        force=force,
+    )
+    _print(report, as_json=as_json)
+    if not report.right:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -14,14 +14,19 @@ from gguf2st.checkpoint.original import TOKENIZER_FILES, original_directory
 from gguf2st.checkpoint.writer import appearing_directory, check_output
 from gguf2st.errors import VerificationError
 from gguf2st.gguf import open_model
+from gguf2st.gpu import open_gpu
 from gguf2st.options import PlanOptions
 from gguf2st.plan import Plan, make_plan
 from gguf2st.quantize.activation_scales import read_activation_scales
 from gguf2st.quantize.imatrix import read_importance
 from gguf2st.report import ConversionReport, build_report
 from gguf2st.run import Outcome, ProgressCallback, run
+from gguf2st.verification import verify
 
-DEFAULT_THREADS = min(4, os.cpu_count() or 1)
+# More hardly help: the disk is busy with four, and without a search with one (docs/speed.md).
+DEFAULT_THREADS = min(
+    4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+)
 
 PathLike = str | os.PathLike[str]
 
@@ -58,6 +63,7 @@ def convert(
     """
     started = time.monotonic()
     options = replace(options or PlanOptions(threads=DEFAULT_THREADS), **choices)
+    open_gpu(options.device)  # without one, say so at once
     opened = open_model(model, mmproj, mtp)
     if drop_mtp:
         opened = opened.without_mtp()
@@ -81,7 +87,30 @@ def convert(
         with appearing_directory(final, force=force, needed_bytes=plan.total_bytes) as partial:
             outcome = run(plan, partial, progress)
             check_written(plan, partial)
+            check_loading(plan, partial)
     return build_report(plan, outcome, final, seconds=time.monotonic() - started, dry_run=dry_run)
+
+
+def check_loading(plan: Plan, directory: Path) -> None:
+    """Apply the rules of `verify`, which share nothing with the plan, to what was written.
+
+    Raises `VerificationError` with the worst that they find for an engine of the plan.
+    """
+    report = verify(
+        directory,
+        plan.engines,
+        tensor_parallel=plan.options.tensor_parallel,
+        compute_capability=plan.options.compute_capability,
+    )
+    for finding in report.findings:
+        if finding.fatal:
+            titles = {verdict.engine: verdict.title for verdict in report.verdicts}
+            others = f" and {len(finding.subjects) - 1} more" if len(finding.subjects) > 1 else ""
+            raise VerificationError(
+                f"{titles.get(finding.engine, 'no engine')} wouldn't load the output right "
+                f"({finding.rule}): {', '.join(finding.subjects[:1])}{others}: {finding.reason}; "
+                "please report this."
+            )
 
 
 def check_written(plan: Plan, directory: Path) -> None:
