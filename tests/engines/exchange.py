@@ -7,6 +7,7 @@ result a line to standard output; whatever the engine itself prints goes to stan
 
 import gc
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -82,6 +83,26 @@ def serve(run: Callable[[Job], Result]) -> None:
             result = Result(job["name"], error=traceback.format_exc())
         print(json.dumps(asdict(result)), file=results, flush=True)
         gc.collect()  # a failed engine dies with its traceback, and not while the next one starts
+
+
+def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns in a fork, which has all imports and leaves nothing behind.
+
+    Its exceptions come as `RuntimeError`: not all of an engine's can be sent from process to process.
+    """
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        result, error = pool.apply(guarded, (function, arguments))
+    if error:
+        raise RuntimeError(error)
+    return result
+
+
+def guarded(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, str]:
+    """What a function returns, or the traceback of its exception."""
+    try:
+        return function(*arguments), ""
+    except Exception:
+        return None, traceback.format_exc()
 
 
 def ask(

@@ -14,14 +14,8 @@ import warnings
 from typing import Any
 
 from tests.engine_rules.recorders import fake_cuda
-from tests.engines.exchange import Job, Result, serve
-
-# Parameters are filled with one of these bytes before each of two passes of loading. A byte that
-# both passes leave as it was is one that nothing has been loaded into.
-POISONS = (0xA5, 0x5A)
-# W4AFp8 takes a static scale of activations that is 1 for one that hasn't been loaded, and without
-# calibration 1 is also what a checkpoint has. So it stays 1 beforehand, and 2 is loaded.
-STATIC_SCALE = "input_scale"
+from tests.engines.exchange import Job, Result, guarded, serve
+from tests.engines.unfilled import STATIC_SCALE, find_unfilled
 
 
 def run(job: Job) -> Result:
@@ -35,8 +29,13 @@ def run(job: Job) -> Result:
     address = f"127.0.0.1:{free_port()}"
     # A fork has all of SGLang imported already.
     with multiprocessing.get_context("fork").Pool(ranks) as pool:
-        calls = [(job, address, rank) for rank in range(ranks)]
-        loaded = pool.starmap(load, calls, chunksize=1)
+        calls = [(load, (job, address, rank)) for rank in range(ranks)]
+        # Not all of SGLang's exceptions can be sent from process to process.
+        answers = pool.starmap(guarded, calls, chunksize=1)
+    for _, error in answers:
+        if error:
+            raise RuntimeError(error)
+    loaded = [result for result, _ in answers]
     classes, _ = loaded[0]
     unfilled = [
         f"{text} on rank {rank}" if ranks > 1 else text
@@ -74,7 +73,7 @@ def load(job: Job, address: str, rank: int) -> tuple[dict[str, str], list[str]]:
             self, model: Any, weights: Any, target_device: Any
         ) -> None:
             weights = list(weights)
-            unfilled.extend(find_unfilled(model, weights, target_device))
+            unfilled.extend(unfilled_by(model, weights, target_device))
 
     arguments = start(job, address, rank)
     model_config = ModelConfig.from_server_args(
@@ -116,35 +115,16 @@ def start(job: Job, address: str, rank: int) -> Any:
     return arguments
 
 
-def find_unfilled(model: Any, weights: list[tuple[str, Any]], device: Any) -> list[str]:
+def unfilled_by(model: Any, weights: list[tuple[str, Any]], device: Any) -> list[str]:
     """Names of parameters with a part that the weights don't fill."""
-    import torch
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
-    parameters = dict(model.named_parameters())
-    storage = {
-        name: torch.empty(0, dtype=torch.uint8).set_(parameter.untyped_storage())
-        for name, parameter in parameters.items()
-    }
-    untouched = {name: torch.ones_like(held, dtype=torch.bool) for name, held in storage.items()}
     weights = [
         (name, 2 * tensor if name.endswith(STATIC_SCALE) else tensor) for name, tensor in weights
     ]
-    for poison in POISONS:
-        for name, parameter in parameters.items():
-            if name.endswith(STATIC_SCALE):
-                parameter.data.fill_(1)
-            else:
-                storage[name].fill_(poison)
-        before = {name: held.clone() for name, held in storage.items()}
-        DefaultModelLoader.load_weights_only(model, iter(weights), device)
-        for name, held in storage.items():
-            untouched[name] &= held == before[name]
-    found = []
-    for name, bytes_ in untouched.items():
-        if missing := int(bytes_.sum()) // parameters[name].element_size():
-            found.append(f"{name} {missing} of {parameters[name].numel()} values")
-    return found
+    return find_unfilled(
+        model, lambda: DefaultModelLoader.load_weights_only(model, iter(weights), device)
+    )
 
 
 if __name__ == "__main__":

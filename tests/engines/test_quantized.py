@@ -57,11 +57,12 @@ NEAR_TIE = TOLERANCE
 
 @dataclass(frozen=True)
 class Format:
-    """A target with its options."""
+    """A target with its options, and other choices of a conversion."""
 
     to: str
     options: dict[str, Any] = field(default_factory=dict)
     importance: bool = False
+    choices: dict[str, Any] = field(default_factory=dict)
 
     @property
     def in_transformers(self) -> bool:
@@ -80,6 +81,10 @@ FORMATS = {
     "awq": Format("awq"),
     "awq-g32": Format("awq", {"group_size": 32}),
     "gptq": Format("gptq"),
+    # Mixes of int4 and int8, which the configuration tells apart by names.
+    "quality-2": Format("ct", choices={"quality": 2}),
+    "quality-3": Format("ct", choices={"quality": 3}),
+    "9-bits": Format("ct", choices={"bits_per_weight": 9.0}),
     "awq-importance": Format("awq", importance=True),
     "lossless": Format("lossless"),
     "mxfp4": Format("mxfp4"),
@@ -125,7 +130,9 @@ class Case:
             to=chosen.to,
             target=gguf2st.TargetOptions(**chosen.options),
             importance=importance(gguf2st.open_model(model), 1.0) if chosen.importance else None,
+            **chosen.choices,
         )
+        assert not chosen.choices or len(report.schemes) > 1
         dequantize(directory / str(self), directory / f"{self}-dense")
         return report.model_class
 
@@ -134,6 +141,8 @@ CASES = (
     Case("llama", "int4", "float16"),
     Case("llama", "int4-asymmetric-g32", "float16"),
     Case("llama", "mixed", "float16"),
+    Case("llama", "quality-3", "float16"),
+    Case("llama", "9-bits", "float16"),
     Case("llama", "int8", "float32"),
     Case("llama", "int8-g32", "float32"),
     Case("llama", "w8a8", "float32"),
@@ -148,6 +157,7 @@ CASES = (
     Case("qwen35", "awq", "bfloat16", mmproj=True, mtp=True, image=True),
     Case("qwen35", "awq-importance", "bfloat16", mmproj=True),
     Case("qwen35", "mixed", "bfloat16", mmproj=True),
+    Case("qwen35", "quality-2", "bfloat16", mmproj=True),
     Case("qwen35", "fp8-block", "bfloat16", mmproj=True),
     # vLLM's gated delta nets on a CPU need heads of 64 or 128, and those here have 32.
     Case("qwen35moe", "int4", "bfloat16", mtp=True, loads_only=True),

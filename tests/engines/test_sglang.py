@@ -38,11 +38,21 @@ FORMATS: dict[str, tuple[str, dict[str, Any], str]] = {
     "nvfp4": ("nvfp4", {}, "CompressedTensorsConfig"),
     "w4afp8": ("w4afp8", {}, "W4AFp8Config"),
     "mxfp4": ("mxfp4", {}, ""),
+    "quality-2": ("ct", {}, "CompressedTensorsConfig"),
+    "quality-3": ("ct", {}, "CompressedTensorsConfig"),
+    "9-bits": ("ct", {}, "CompressedTensorsConfig"),
 }
-NOT_FOR_LLAMA = ("gptq4-g64", "fp8-block", "w4afp8", "mxfp4")
+# Mixes of int4 and int8.
+CHOICES: dict[str, dict[str, Any]] = {
+    "quality-2": {"quality": 2},
+    "quality-3": {"quality": 3},
+    "9-bits": {"bits_per_weight": 9.0},
+}
+NOT_FOR_LLAMA = ("gptq4-g64", "fp8-block", "w4afp8", "mxfp4", "quality-2")
 DENSE = [name for name in FORMATS if name not in NOT_FOR_LLAMA]
 OTHERS = ("qwen2", "qwen3", "qwen2moe", "mixtral", "gemma2")
 EXPERTS = ["bf16", "awq", "ct4", "ct8", "gptq4", "gptq8", "fp8", "fp8-block", "nvfp4", "w4afp8"]
+EXPERTS.append("quality-2")
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,7 @@ class Case:
             engines=("sglang",),
             tensor_parallel=(1, self.ranks),
             fit="rtn",  # quicker, and as good as any for names and shapes
+            **CHOICES.get(self.format, {}),
         )
 
     def job(self, directory: Path) -> Job:
@@ -91,7 +102,10 @@ CASES = [
     *(Case("llama", name) for name in DENSE),
     *(Case("qwen3moe", name) for name in EXPERTS),
     # With a vision tower, and an MTP block that the model itself has to pass over.
-    *(Case("qwen35", name) for name in ("bf16", "awq", "ct4", "ct4-asymmetric", "fp8-block")),
+    *(
+        Case("qwen35", n)
+        for n in ("bf16", "awq", "ct4", "ct4-asymmetric", "fp8-block", "quality-2")
+    ),
     *(Case("gemma3-vision", name) for name in ("bf16", "awq", "ct4", "fp8-block")),
     *(Case("gemma3-small", name) for name in ("bf16", "awq")),
     # Each class has a loader of its own.
@@ -148,6 +162,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             reports[case.checkpoint] = case.convert(directory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SgLang, "target_refusal", lambda *_, **__: "")
+        patch.setattr("gguf2st.conversion.check_loading", lambda *_: None)
         for case in REFUSED:
             case.convert(directory)
     spoilt = directory / "spoilt"
@@ -184,9 +199,12 @@ def test_sglang_fills_every_parameter(case: Case, run: Run) -> None:
     assert not [text for text in unfilled if not text.split()[0].endswith(optional)]
 
 
-def test_one_format_mixes_schemes(run: Run) -> None:
+@pytest.mark.parametrize(
+    "case", [Case("qwen35moe", "ct4"), *(c for c in CASES if c.format in CHOICES)], ids=str
+)
+def test_one_format_mixes_schemes(case: Case, run: Run) -> None:
     """So that several groups of one config are among what was loaded."""
-    modules = run.reports[str(Case("qwen35moe", "ct4"))].modules
+    modules = run.reports[str(case)].modules
     assert len({str(module.scheme) for module in modules}) > 1
 
 
