@@ -1,6 +1,6 @@
 """The headline model at its real size: Qwen3.5-27B with its projector and MTP block, as sparse files.
 
-    python benchmarks/headline.py /tmp/headline --to awq --tp 1,2
+    python -m benchmarks.headline /tmp/headline --to awq --tp 1,2
 
 The GGUF has the exact tensor list of a mixed Q4_K_M of that model, and a vocabulary of its size; all
 weights are holes in the file, so they read as zeros and take no room on disk. Converts it, then prints
@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
-import numpy as np
 from gguf import GGMLQuantizationType as Type
+
+from benchmarks.sparse import Entry, add_vocabulary, write_sparse
 
 HIDDEN, MLP, VOCABULARY = 5120, 17408, 248_320
 LAYERS, INTERVAL = 64, 4
@@ -30,20 +29,16 @@ QUERIES, KEYS, HEAD = 24, 4, 256
 GDN_KEYS, GDN_VALUES, GDN_HEAD, CONVOLUTION = 16, 48, 128, 4
 VISION, VISION_MLP, VISION_DEPTH, VISION_HEADS, PATCH, POSITIONS = 1152, 4304, 27, 16, 16, 2304
 MERGED = 4 * VISION
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A tensor: name, shape in torch order, type."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: Type
-
-    @property
-    def nbytes(self) -> int:
-        block, size = gguf.GGML_QUANT_SIZES[self.kind]
-        return int(np.prod(self.shape)) // block * size
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
 
 
 def language_tensors() -> Iterator[Entry]:
@@ -144,8 +139,8 @@ def write_model(path: Path) -> Path:
     writer.add_ssm_inner_size(GDN_VALUES * GDN_HEAD)
     writer.add_uint32("qwen35.full_attention_interval", INTERVAL)
     writer.add_rope_dimension_count(HEAD // 4)
-    _add_tokenizer(writer)
-    return _write_sparse(writer, path, language_tensors())
+    add_vocabulary(writer, VOCABULARY, "qwen35", SPECIAL)
+    return write_sparse(writer, path, language_tensors())
 
 
 def write_projector(path: Path) -> Path:
@@ -166,59 +161,7 @@ def write_projector(path: Path) -> Path:
     writer.add_vision_use_gelu(True)
     writer.add_vision_spatial_merge_size(2)
     writer.add_vision_attention_layernorm_eps(1e-6)
-    return _write_sparse(writer, path, projector_tensors())
-
-
-def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
-    """Every byte, the special tokens that the architecture needs, and words up to the full size."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode  # noqa: PLC0415
-
-    special = [
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|vision_start|>",
-        "<|vision_end|>",
-        "<|vision_pad|>",
-        "<|image_pad|>",
-        "<|video_pad|>",
-    ]
-    single = list(bytes_to_unicode().values())
-    pairs = [a + b for a in single for b in single][: VOCABULARY - len(single) - len(special)]
-    tokens = [*single, *pairs]
-    unused = [f"<|unused{n}|>" for n in range(VOCABULARY - len(tokens) - len(special))]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen35")
-    writer.add_token_list([*tokens, *special, *unused])
-    kinds = [gguf.TokenType.NORMAL] * len(tokens) + [gguf.TokenType.CONTROL] * len(special)
-    writer.add_token_types([*kinds, *[gguf.TokenType.UNUSED] * len(unused)])
-    writer.add_token_merges([f"{pair[0]} {pair[1]}" for pair in pairs])
-    writer.add_eos_token_id(len(tokens) + 2)
-    writer.add_pad_token_id(len(tokens))
-
-
-def _write_sparse(writer: gguf.GGUFWriter, path: Path, entries: Iterator[Entry]) -> Path:
-    total = 0
-    for entry in entries:
-        # The writer takes a quantized tensor's shape in bytes, as an array of its data would have.
-        shape = gguf.quant_shape_to_byte_shape(entry.shape, entry.kind)
-        quantized = entry.kind not in (Type.F32, Type.F16)
-        dtype = np.dtype(np.float16 if entry.kind == Type.F16 else np.float32)
-        writer.add_tensor_info(
-            entry.name,
-            shape if quantized else entry.shape,
-            np.dtype(np.uint8) if quantized else dtype,
-            entry.nbytes,
-            entry.kind,
-        )
-        total += -(-entry.nbytes // writer.data_alignment) * writer.data_alignment
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    header = -(-path.stat().st_size // writer.data_alignment) * writer.data_alignment
-    os.truncate(path, header + total)
-    return path
+    return write_sparse(writer, path, projector_tensors())
 
 
 def main() -> None:

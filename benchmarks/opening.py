@@ -1,28 +1,38 @@
 """Time and memory of opening a GGUF, beside gguf-py's GGUFReader.
 
-    python benchmarks/opening.py                      a synthetic file with 262,144 tokens
-    python benchmarks/opening.py model.gguf           a file of your own
-    python benchmarks/opening.py --rounds 20 --json results.json
+    python -m benchmarks.opening                    a synthetic file with 262,144 tokens
+    python -m benchmarks.opening model.gguf           a file of your own
+    python -m benchmarks.opening --rounds 20 --json results.json
 
 Each round opens the file once with each reader, in turn and each time in a fresh process, so that
 a slow moment of the machine hits both. Only the opening is timed, not the start of Python and the
 imports. "and tokens" also reads the vocabulary, which gguf2st decodes on demand.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+
+from benchmarks.measuring import (
+    Run,
+    interleaved,
+    machine,
+    median,
+    python_path,
+    ratio,
+    write_json,
+)
 
 TOKENS = 262_144
 
@@ -83,53 +93,36 @@ def write_synthetic(path: Path) -> None:
     writer.close()
 
 
-def measure(reader: str, path: Path) -> dict[str, float]:
+def measure(reader: str, path: Path) -> Run:
     imports, action = READERS[reader]
     script = MEASURED.replace("{imports}", imports).replace("{action}", action)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     done = subprocess.run(
         [sys.executable, "-c", script, str(path)],
         capture_output=True,
         text=True,
         check=True,
-        env=environment,
+        env=os.environ | {"PYTHONPATH": python_path()},
     )
     return json.loads(done.stdout)
 
 
 def compare(path: Path, rounds: int) -> dict[str, Any]:
-    runs: dict[str, list[dict[str, float]]] = {reader: [] for reader in READERS}
-    for number in range(rounds + 1):
-        for reader in READERS if number % 2 else reversed(READERS):
-            measured = measure(reader, path)
-            if number:  # the first round only brings the file and the code into the page cache
-                runs[reader].append(measured)
+    runs = interleaved({reader: partial(measure, reader, path) for reader in READERS}, rounds)
     for ours, theirs in PAIRS:
         if runs[ours][0]["seen"] != runs[theirs][0]["seen"]:
             raise SystemExit(f"{ours} and {theirs} don't see the same in {path}.")
-    medians = {
-        reader: {what: statistics.median(run[what] for run in found) for what in UNITS}
-        for reader, found in runs.items()
-    }
-    ratios = {
-        ours: {
-            what: statistics.median(
-                their[what] / our[what] if our[what] else float("inf")
-                for our, their in zip(runs[ours], runs[theirs], strict=True)
-            )
-            for what in UNITS
-        }
-        for ours, theirs in PAIRS
-    }
     return {
         "file": path.name,
         "file_bytes": path.stat().st_size,
         "rounds": rounds,
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
-        "gguf-py": version("gguf"),
-        "medians": medians,
-        "ratios": ratios,
+        "machine": machine(),
+        "medians": {
+            reader: {what: median(found, what) for what in UNITS} for reader, found in runs.items()
+        },
+        "ratios": {
+            ours: {what: ratio(runs[theirs], runs[ours], what) for what in UNITS}
+            for ours, theirs in PAIRS
+        },
         "runs": runs,
     }
 
@@ -161,9 +154,7 @@ def main() -> None:
             write_synthetic(path)
         result = compare(path, arguments.rounds)
     show(result)
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_json(arguments.json, result)
 
 
 if __name__ == "__main__":

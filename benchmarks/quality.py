@@ -1,11 +1,15 @@
 """What each recipe loses: real models, converted and compared with the GGUF's own weights.
 
-    python benchmarks/quality.py smollm2 gemma3 --out quality.json
+    python -m benchmarks.quality smollm2 gemma3 --out benchmarks/quality.json
+    python -m benchmarks.quality smollm2 --reference "GPTQ g32"=DIRECTORY --out benchmarks/quality.json
 
 For each recipe the model is converted, the written checkpoint decoded by readers that aren't ours, and
 run by transformers in float32 over 768 tokens of prose, code and documentation. Measured against the
 GGUF's weights, decoded to float32: KL divergence of the next token's distribution, share of positions
 with the same likeliest token, perplexity. Tiny models exaggerate; the order is what carries over.
+
+The second form measures a checkpoint that something else made, such as quality_reference.py. Results are
+added to those in the file.
 """
 
 from __future__ import annotations
@@ -13,10 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import pydoc_data.topics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +31,35 @@ import transformers
 from safetensors.torch import load_file
 
 import gguf2st
+from benchmarks.quality_text import LENGTH, ROWS, calibrated_on, measured_on
 from gguf2st.mapping import resolve
 from gguf2st.modules import modules_of
 from gguf2st.quantize import read_importance
-from tests.engines.dequantized import dequantized
+from tests.engines.dequantized import SCALES, dequantized
 from tests.oracles import real_models
+from tests.targets import decoders
 
-HERE = Path(__file__).parent
-IMATRIX = HERE.parent / "fixtures/importance"
+IMATRIX = Path(__file__).parent.parent / "fixtures/importance"
 # Of Gemma there is no file of llama-imatrix here: the same sums are taken with transformers.
 MODELS = {
     "smollm2": (real_models.smollm2, IMATRIX / "smollm2-135m.imatrix.gguf"),
     "gemma3": (real_models.gemma3_270m, None),
 }
-ROWS, LENGTH, STRIDE = 3, 256, 512
-CALIBRATION_ROWS, CALIBRATION_LENGTH = 6, 384
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A way to convert: format, its options, and whether the importance matrix is given."""
+    """A way to convert: format, its options, and whether the importance matrix is given.
+
+    With `measured` the matrix is taken here even where there is a file of one, from the text that
+    references are calibrated on.
+    """
 
     name: str
     to: str = "ct"
     target: dict[str, Any] = field(default_factory=dict)
     imatrix: bool = False
+    measured: bool = False
     choices: dict[str, Any] = field(default_factory=dict)
 
 
@@ -84,6 +93,15 @@ RECIPES = (
     Recipe("int4 sym g32, imatrix", target=_grid(32, True), imatrix=True),
     Recipe("int4 asym g32, imatrix", target=_grid(32), imatrix=True),
     *(
+        Recipe(
+            f"int4 asym g{size}, imatrix of other text",
+            target=_grid(size),
+            imatrix=True,
+            measured=True,
+        )
+        for size in (128, 32)
+    ),
+    *(
         Recipe(f"quality {level}, imatrix", imatrix=True, choices={"quality": level})
         for level in range(4)
     ),
@@ -101,17 +119,13 @@ class Laboratory:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             directory / "reference", dtype=torch.float32
         ).eval()
-        topics = "\n".join(
-            pydoc_data.topics.topics[key] for key in sorted(pydoc_data.topics.topics)
-        )
-        text = (HERE / "quality.txt").read_text("utf-8") + topics[100_000:108_000]
-        ids = tokenizer(text, return_tensors="pt").input_ids[0]
-        self._ids = torch.stack([ids[n * STRIDE : n * STRIDE + LENGTH] for n in range(ROWS)])
+        self._ids = measured_on(tokenizer)
         self._reference = self._log_probabilities()
-        others = tokenizer(topics[250_000:290_000], return_tensors="pt").input_ids[0]
-        self._importance = read_importance(imatrix) if imatrix else self._measured(others)
+        self._calibration = calibrated_on(tokenizer)
+        self._has_file = imatrix is not None
+        self._importance = read_importance(imatrix) if imatrix else self._measured()
 
-    def _measured(self, ids: torch.Tensor) -> dict[str, np.ndarray]:
+    def _measured(self) -> dict[str, np.ndarray]:
         """The mean square of what each matrix is multiplied with, by GGUF tensor, as llama-imatrix takes it."""
         sums: dict[str, torch.Tensor] = {}
 
@@ -127,7 +141,7 @@ class Laboratory:
             for name, module in self._model.named_modules()
             if isinstance(module, torch.nn.Linear)
         ]
-        rows = ids[: CALIBRATION_ROWS * CALIBRATION_LENGTH].reshape(CALIBRATION_ROWS, -1)
+        rows = self._calibration
         with torch.no_grad():
             for row in rows:
                 self._model(row[None])
@@ -144,8 +158,11 @@ class Laboratory:
         with torch.no_grad():
             return [self._model(row[None]).logits[0].log_softmax(-1) for row in self._ids]
 
-    def measure(self, recipe: Recipe) -> dict[str, Any]:
-        """Convert, load, run."""
+    def convert(self, recipe: Recipe) -> dict[str, Any] | None:
+        """Convert and measure; None for what would be another recipe with this model."""
+        if recipe.measured and not self._has_file:
+            return None
+        importance = self._measured() if recipe.measured else self._importance
         output = self._directory / "output"
         started = time.monotonic()
         report = gguf2st.convert(
@@ -156,14 +173,20 @@ class Laboratory:
             # SGLang's kernels leave out matrices of SmolLM2's odd shape, which would flatter it.
             engines=("vllm", "hf") if recipe.to not in ("bf16", "f32") else None,
             target=gguf2st.TargetOptions(**recipe.target),
-            importance=self._importance if recipe.imatrix else None,
+            importance=importance if recipe.imatrix else None,
             **recipe.choices,
         )
         seconds = time.monotonic() - started
+        found = self.measure(recipe.name, output)
+        return found | {"bytes": report.total_bytes, "seconds": round(seconds, 1)}
+
+    def measure(self, name: str, checkpoint: Path) -> dict[str, Any]:
+        """Load and run."""
         tensors: dict[str, torch.Tensor] = {}
-        for shard in output.glob("*.safetensors"):
+        for shard in checkpoint.glob("*.safetensors"):
             tensors |= load_file(shard)
-        config = json.loads((output / "config.json").read_text("utf-8"))
+        bits = bits_per_quantized_weight(tensors)
+        config = json.loads((checkpoint / "config.json").read_text("utf-8"))
         if "quantization_config" in config:
             tensors = dequantized(tensors, config["quantization_config"])
         missing, unexpected = self._model.load_state_dict(tensors, strict=False)
@@ -175,27 +198,35 @@ class Laboratory:
             divergence += float((reference.exp() * (reference - found)).sum())
             agreed += int((reference.argmax(-1) == found.argmax(-1)).sum())
             likelihood -= float(found[:-1].gather(1, row[1:, None]).sum())
-        weights = sum(
-            m.numel()
-            for n, m in tensors.items()
-            if n.removesuffix(".weight") in self._names(report)
-        )
-        packed = sum(path.stat().st_size for path in output.glob("*.safetensors")) - 2 * (
-            report.parameters - weights
-        )
         return {
-            "recipe": recipe.name,
+            "recipe": name,
             "kl": divergence / (ROWS * LENGTH),
             "top1": agreed / (ROWS * LENGTH),
             "perplexity": math.exp(likelihood / (ROWS * (LENGTH - 1))),
-            "bits_per_quantized_weight": 8 * packed / weights if weights else 16.0,
-            "bytes": report.total_bytes,
-            "seconds": round(seconds, 1),
+            "bits_per_quantized_weight": bits,
         }
 
-    @staticmethod
-    def _names(report: gguf2st.ConversionReport) -> set[str]:
-        return {module.name for module in report.modules}
+
+def bits_per_quantized_weight(tensors: dict[str, torch.Tensor]) -> float:
+    """Bits of codes, scales and zero points for each quantized weight; 16 where none is quantized.
+
+    Scales count 16 bits at most: references calibrated in float32 store theirs so, too.
+    """
+    bits = weights = 0
+    for name in (match[1] for match in map(SCALES.fullmatch, tensors) if match):
+        parts = decoders.module_tensors(tensors, name)
+        for leaf, tensor in parts.items():
+            width = 8 * tensor.element_size()
+            bits += tensor.numel() * (min(width, 16) if "scale" in leaf else width)
+        codes = parts.get("weight_packed", parts.get("weight"))
+        assert codes is not None, f"{name} is in a format whose codes aren't counted here"
+        shape = parts.get("weight_shape")
+        weights += (
+            math.prod(shape.tolist())
+            if shape is not None
+            else codes.numel() * (2 if codes.dtype == torch.uint8 else 1)
+        )
+    return bits / weights if weights else 16.0
 
 
 def main() -> None:
@@ -204,26 +235,43 @@ def main() -> None:
     )
     parser.add_argument("models", nargs="+", choices=MODELS)
     parser.add_argument("--only", default="", help="recipes whose name holds this")
+    parser.add_argument(
+        "--reference", action="append", default=[], help="NAME=DIRECTORY, instead of recipes"
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     results: dict[str, list[dict[str, Any]]] = {}
+    if arguments.out and arguments.out.exists():
+        results = json.loads(arguments.out.read_text("utf-8"))
+    references = dict(text.rsplit("=", 1) for text in arguments.reference)
     for name in arguments.models:
         obtain, imatrix = MODELS[name]
         with tempfile.TemporaryDirectory() as directory:
             laboratory = Laboratory(obtain(), imatrix, Path(directory))
-            for recipe in RECIPES:
-                if arguments.only not in recipe.name:
-                    continue
+            todo: dict[str, Callable[[], dict[str, Any] | None]] = {
+                title: partial(laboratory.measure, title, Path(path))
+                for title, path in references.items()
+            }
+            if not references:
+                todo = {
+                    recipe.name: partial(laboratory.convert, recipe)
+                    for recipe in RECIPES
+                    if arguments.only in recipe.name
+                }
+            for title, measure in todo.items():
                 try:
-                    found = laboratory.measure(recipe)
+                    found = measure()
                 except gguf2st.UnsupportedError as error:
-                    print(f"{name:8} {recipe.name:38} {error}", flush=True)
+                    print(f"{name:8} {title:38} {error}", flush=True)
                     continue
-                results.setdefault(name, []).append(found)
+                if found is None:
+                    continue
+                kept = [entry for entry in results.get(name, []) if entry["recipe"] != title]
+                results[name] = [*kept, found]
                 print(
-                    f"{name:8} {recipe.name:38} KL {found['kl']:.4f}  top-1 {found['top1']:.3f}  "
-                    f"perplexity {found['perplexity']:.2f}  {found['bits_per_quantized_weight']:.2f} bits  "
-                    f"{found['seconds']} s",
+                    f"{name:8} {title:38} KL {found['kl']:.4f}  top-1 {found['top1']:.3f}  "
+                    f"perplexity {found['perplexity']:.2f}  "
+                    f"{found['bits_per_quantized_weight']:.2f} bits",
                     flush=True,
                 )
     if arguments.out:
