@@ -84,9 +84,13 @@ def _by_role(folder: Path) -> tuple[list[Case], list[tuple[Path, bool]], list[tu
     return models, projectors, drafts
 
 
-@cache
 def converted(case: Case, to: str = "bf16") -> Path:
     """The directory that gguf2st makes of a case."""
+    return _converted(case, to)
+
+
+@cache
+def _converted(case: Case, to: str) -> Path:
     output = Path(_OUTPUTS.name) / f"{case}-{to}"
     gguf2st.convert(case.model, output, mmproj=case.mmproj, mtp=case.mtp, to=to, threads=2)
     return output
