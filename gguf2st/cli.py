@@ -37,6 +37,18 @@ _UNITS = {
 }
 
 Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+# What verify and repair ask for alike
+Checkpoint = Annotated[
+    Path, typer.Argument(help="Directory of a checkpoint, from anywhere.", show_default=False)
+]
+Engines = Annotated[str, typer.Option(help="Comma-separated: vllm, sglang, hf; or all.")]
+Sizes = Annotated[
+    str, typer.Option(help="Tensor-parallel sizes that it shall run at, such as 1,2,4.")
+]
+Capability = Annotated[
+    int | None, typer.Option(help="Compute capability of the cards, such as 75 or 86.")
+]
+Cpu = Annotated[bool, typer.Option("--cpu", help="The engines' builds for CPUs.")]
 
 
 def parse_size(text: str) -> int:
@@ -57,6 +69,11 @@ def parse_names(option: str, text: str, known: Sequence[str]) -> list[str]:
     if not names:
         raise UsageError(f"{option} needs one of {', '.join(known)}.")
     return names
+
+
+def parse_engines(text: str) -> Sequence[str]:
+    """Comma-separated engines, or all of them. Raises `UsageError`."""
+    return _ENGINES if text == "all" else parse_names("--engine", text, _ENGINES)
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -351,17 +368,11 @@ def inspect(
 
 @app.command()
 def verify(
-    directory: Annotated[
-        Path, typer.Argument(help="Directory of a checkpoint, from anywhere.", show_default=False)
-    ],
-    engine: Annotated[str, typer.Option(help="Comma-separated: vllm, sglang, hf; or all.")] = "all",
-    tp: Annotated[
-        str, typer.Option(help="Tensor-parallel sizes that it shall run at, such as 1,2,4.")
-    ] = "1",
-    sm: Annotated[
-        int | None, typer.Option(help="Compute capability of the cards, such as 75 or 86.")
-    ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="The engines' builds for CPUs.")] = False,
+    directory: Checkpoint,
+    engine: Engines = "all",
+    tp: Sizes = "1",
+    sm: Capability = None,
+    cpu: Cpu = False,
     deep: Annotated[
         bool, typer.Option("--deep", help="Read the values, too, and not only headers.")
     ] = False,
@@ -380,7 +391,7 @@ def verify(
 
     report = run(
         directory,
-        _ENGINES if engine == "all" else parse_names("--engine", engine, _ENGINES),
+        parse_engines(engine),
         tensor_parallel=parse_sizes(tp),
         compute_capability=sm,
         cpu=cpu,
@@ -397,20 +408,14 @@ def verify(
 
 @app.command()
 def repair(
-    directory: Annotated[
-        Path, typer.Argument(help="Directory of a checkpoint, from anywhere.", show_default=False)
-    ],
+    directory: Checkpoint,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Directory to write.", show_default=False)
     ],
-    engine: Annotated[str, typer.Option(help="Comma-separated: vllm, sglang, hf; or all.")] = "all",
-    tp: Annotated[
-        str, typer.Option(help="Tensor-parallel sizes that it shall run at, such as 1,2,4.")
-    ] = "1",
-    sm: Annotated[
-        int | None, typer.Option(help="Compute capability of the cards, such as 75 or 86.")
-    ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="The engines' builds for CPUs.")] = False,
+    engine: Engines = "all",
+    tp: Sizes = "1",
+    sm: Capability = None,
+    cpu: Cpu = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would change, but write nothing.")
     ] = False,
@@ -425,7 +430,7 @@ def repair(
     report = run(
         directory,
         output,
-        engines=_ENGINES if engine == "all" else parse_names("--engine", engine, _ENGINES),
+        engines=parse_engines(engine),
         tensor_parallel=parse_sizes(tp),
         compute_capability=sm,
         cpu=cpu,

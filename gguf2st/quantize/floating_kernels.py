@@ -133,7 +133,7 @@ def fit_e2m1(values, weights, groups, table, steps, scratch, codes, scales, sums
     are tried, the first of which is 0. Filled are `codes`, uint8 (rows, columns), and
     `sums`, float64 (4,), in the order of `ErrorSums`.
     """
-    tile, _, code_tile, state, errors = scratch
+    tile, code_tile, state, errors = scratch
     group = values.shape[1] // scales.shape[1]
     first = np.zeros(LANES, np.int64)
     picked = np.zeros(LANES, np.int64)

@@ -40,9 +40,8 @@ def aligned(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[A
 
 
 def scratch(state_size: int) -> tuple[npt.NDArray[Any], ...]:
-    """What a kernel works in: a tile, its weights, its codes, `state`, float64 (3, LANES)."""
+    """What a kernel works in: a tile, its codes, `state`, float64 (3, LANES)."""
     return (
-        aligned((TILE, LANES), np.float32),
         aligned((TILE, LANES), np.float32),
         aligned((TILE, LANES), np.uint8),
         aligned((state_size,), np.float32),
