@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 import gguf2st
-from gguf2st.verification import RULES
 from tests.engines.agreement import IDS, TIMEOUT
-from tests.engines.exchange import REPOSITORY, Job, Prompt, Result, ask
+from tests.engines.exchange import Job, Prompt, Result, ask
 from tests.verification.cases import CASES, Broken
+from tests.verification.documenting import DOCUMENT, rules_table
 from tests.verification.editing import base, opened
 
 RUNNING = [case for case in CASES if case.runs]
@@ -30,7 +30,6 @@ ENGINES = {"vllm": "run_vllm_loading", "sglang": "run_sglang", "hf": "run_transf
 OPTIONAL = re.compile(r"\.(attn\.\w+|g_idx\w*|\w+_g_idx|\w+_g_idx_sort_indices|weight_shape)$")
 # transformers needs gptqmodel for these, which isn't there.
 NOT_IN_TRANSFORMERS = ("awq", "gptq")
-DOCUMENT = REPOSITORY / "docs" / "verify.md"
 
 
 @dataclass(frozen=True)
@@ -124,18 +123,6 @@ UNSEEN: dict[tuple[str, str], str] = {
 }
 
 
-def rules_table() -> str:
-    lines = ["| rule | what has to hold | engines |", "|---|---|---|"]
-    for name in sorted(RULES, key=lambda name: (name[0], int(name[2:]))):
-        rule = RULES[name]
-        what = rule.doc.partition(" Source:")[0]
-        deep = " (`--deep`)" if rule.deep else ""
-        lines.append(
-            f"| {name} | {what.replace('|', chr(92) + '|')}{deep} | {', '.join(rule.engines)} |"
-        )
-    return "\n".join(lines)
-
-
 SHORT = {"crashes": "crash", "silently wrong": "wrong", "loads": "loads"}
 
 
@@ -162,10 +149,6 @@ def document(run: Run) -> None:
         before, _, rest = text.partition(start)
         text = before + start + table + "\n" + end + rest.partition(end)[2]
     DOCUMENT.write_text(text)
-
-
-def test_the_document_has_all_rules() -> None:
-    assert rules_table() in DOCUMENT.read_text()
 
 
 if __name__ == "__main__":

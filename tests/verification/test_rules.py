@@ -7,6 +7,7 @@ import pytest
 import gguf2st
 from gguf2st.verification import RULES, Effect
 from tests.verification.cases import CASES, Broken
+from tests.verification.documenting import DOCUMENT, rules_table
 from tests.verification.editing import base, opened
 
 ORDER = list(Effect)
@@ -55,3 +56,8 @@ EMPTY = _nothing.__code__.co_code
 def test_every_rule_has_a_case() -> None:
     shallow = {name for name, rule in RULES.items() if not rule.deep}
     assert shallow == {case.rule for case in CASES}
+
+
+def test_the_document_has_every_rule() -> None:
+    """`python -m tests.engines.test_verdicts` writes the table anew."""
+    assert rules_table() in DOCUMENT.read_text()
