@@ -6,6 +6,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -24,21 +26,31 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     follows IEEE 754 (x / 0 is an infinity, no exception), which loops need to become
     vector code.
 
-    What it calls is compiled into it. Numba notices that a file has changed only for the
-    function's own file, so kernels call kernels of the same file.
+    What it calls is compiled into it, from wherever in this package it comes: what was kept
+    counts until a file of the package changes.
     """
     options = {"nogil": True, "error_model": "numpy"}
     try:
-        return _njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+        compiled: Any = _njit(cache=True, **options)(function)
     except RuntimeError:
         # Neither the package's folder nor the user's cache can be written: compile each time.
         return _njit(**options)(function)  # type: ignore[no-any-return]
+    # Numba by itself looks at the function's own file alone.
+    compiled._cache._cache_file._source_stamp = _package_stamp()
+    return compiled  # type: ignore[no-any-return]
+
+
+@cache
+def _package_stamp() -> tuple[int, int]:
+    """When the package's files were last changed, and their size."""
+    found = [path.stat() for path in Path(__file__).parent.rglob("*.py")]
+    return max(each.st_mtime_ns for each in found), sum(each.st_size for each in found)
 
 
 def part(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function a part of the kernels that call it; only it can take and return vectors.
+    """Make a function a part of the kernels that call it, to be put into each place where it is called.
 
-    LLVM puts it into each place where it is called.
+    It is for loops over single numbers; what computes with vectors is a `vectors.formula`.
     """
     return _njit(  # type: ignore[no-any-return]
         error_model="numpy", forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True

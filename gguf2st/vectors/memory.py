@@ -2,118 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
 from typing import Any
 
+import numpy.typing as npt
 from llvmlite import ir
-from numba import types
+from numba.core import cgutils
+from numba.np import numpy_support
 
-from gguf2st.vectors.types import I32, KINDS, NUMBERS, Vector, intrinsic
-
-
-def address_of(context: Any, builder: Any, types_: Sequence[Any], values: Sequence[Any]) -> Any:
-    """Where element `values[1]` of the array `values[0]` lies."""
-    array = context.make_array(types_[0])(context, builder, value=values[0])
-    index = context.cast(builder, values[1], types_[1], types.intp)
-    return builder.gep(array.data, [index])
+from gguf2st.vectors.formulas import formula
+from gguf2st.vectors.types import BITS, KINDS, llvm_type
+from gguf2st.vectors.values import I32, Memory, Operand, Value, as_kind, builder
 
 
-@intrinsic(prefer_literal=True)
-def load(typing: Any, array: Any, start: Any, count: Any) -> Any:
-    """Elements `start` to `start + count` of a contiguous array; `count` is a literal."""
-    result = Vector(KINDS[array.dtype], count.literal_value)
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        address = address_of(context, builder, signature.args, values)
-        loaded = builder.load(builder.bitcast(address, result.llvm.as_pointer()))
-        loaded.align = array.dtype.bitwidth // 8
-        return loaded
-
-    return result(array, start, count), generate
+def _load(address: Any, kind: str, count: int, alignment: int) -> Value:
+    pointer = llvm_type(kind, count).as_pointer()
+    loaded = builder().load(builder().bitcast(address, pointer))
+    loaded.align = alignment
+    return Value(loaded, kind, count)
 
 
-@intrinsic
-def store(typing: Any, array: Any, start: Any, vector: Any) -> Any:
-    """Write a vector over elements `start` and following of a contiguous array of its kind."""
-    if array.dtype is not NUMBERS[vector.kind]:
-        return None
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        address = address_of(context, builder, signature.args, values)
-        stored = builder.store(values[2], builder.bitcast(address, vector.llvm.as_pointer()))
-        stored.align = array.dtype.bitwidth // 8
-        return context.get_dummy_value()
-
-    return types.void(array, start, vector), generate
+def _store(address: Any, vector: Value) -> None:
+    pointer = vector.llvm.type.as_pointer()
+    builder().store(vector.llvm, builder().bitcast(address, pointer)).align = _size(vector.kind)
 
 
-def _read_number(bits: int) -> Any:
-    @intrinsic
-    def read(typing: Any, raw: Any, start: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            address = address_of(context, builder, signature.args, values)
-            number = builder.load(builder.bitcast(address, ir.IntType(bits).as_pointer()))
-            number.align = 1
-            return builder.zext(number, ir.IntType(64))
-
-        return types.int64(raw, start), generate
-
-    return read
+def _size(kind: str) -> int:
+    return BITS[kind] // 8
 
 
-word16 = _read_number(16)  # two bytes of a uint8 array as an integer, the lowest first
-word32 = _read_number(32)  # four bytes
+@formula
+def load(array: Memory | npt.NDArray[Any], start: Operand, count: int = 0) -> Value:
+    """Elements `start` to `start + count` of an array, or the one element `start` as a number.
+
+    A formula can also load from a table of numpy's; the kernel then holds its values.
+    """
+    memory = array if isinstance(array, Memory) else _table(array)
+    return _load(memory.at(start), memory.kind, count, _size(memory.kind))
 
 
-@intrinsic(prefer_literal=True)
-def load_halves(typing: Any, raw: Any, start: Any, count: Any) -> Any:
+def _table(values: npt.NDArray[Any]) -> Memory:
+    """The memory of a table in the code that is being compiled."""
+    kind = KINDS[numpy_support.from_dtype(values.dtype)]
+    raw = bytearray(values.tobytes())
+    name = f"table.{hashlib.sha256(raw).hexdigest()[:16]}"
+    module = builder().module
+    if name in module.globals:
+        table = module.globals[name]
+    else:
+        table = cgutils.global_constant(
+            module, name, ir.Constant(ir.ArrayType(ir.IntType(8), len(raw)), raw)
+        )
+        table.align = _size(kind)
+    return Memory(builder().bitcast(table, llvm_type(kind, 0).as_pointer()), kind)
+
+
+@formula
+def byte(raw: Memory, start: Operand) -> Value:
+    """A byte of a uint8 array as an integer."""
+    return as_kind(_load(raw.at(start), "u8", 0, 1), "i64")
+
+
+@formula
+def load_halves(raw: Memory, start: Operand, count: int) -> Value:
     """Integers of 16 bits (u16) that lie in a uint8 array from byte `start` on."""
-    result = Vector("u16", count.literal_value)
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        address = address_of(context, builder, signature.args, values)
-        loaded = builder.load(builder.bitcast(address, result.llvm.as_pointer()))
-        loaded.align = 1
-        return loaded
-
-    return result(raw, start, count), generate
+    return _load(raw.at(start), "u16", count, 1)
 
 
-@intrinsic
+@formula
+def word16(raw: Memory, start: Operand) -> Value:
+    """Two bytes of a uint8 array as an integer, the lowest first."""
+    return as_kind(_load(raw.at(start), "u16", 0, 1), "i64")
+
+
+@formula
+def word32(raw: Memory, start: Operand) -> Value:
+    """Four bytes of a uint8 array as an integer, the lowest first."""
+    return as_kind(_load(raw.at(start), "u32", 0, 1), "i64")
+
+
+@formula
+def store(array: Memory, start: Operand, vector: Value) -> None:
+    """Write a vector over elements `start` and following of an array of its kind, or a number."""
+    if array.kind != vector.kind:
+        raise TypeError(f"an array of {array.kind} can't hold {vector.kind}")
+    _store(array.at(start), vector)
+
+
+@formula
 def transpose(
-    typing: Any, source: Any, start: Any, stride: Any, target: Any, to: Any, distance: Any
-) -> Any:
-    """Transpose 16 rows of 16 elements between contiguous arrays of the same dtype.
+    source: Memory, start: Operand, stride: Operand, target: Memory, to: Operand, distance: Operand
+) -> None:
+    """Transpose 16 rows of 16 elements between arrays of the same dtype.
 
     Rows begin at elements `start`, `start + stride`, ... of the source, and columns at `to`,
     `to + distance`, ... of the target.
     """
-    vector, lanes = Vector(KINDS[source.dtype], 16), range(16)
+    size, start, to = _size(source.kind), as_kind(start, "i64"), as_kind(to, "i64")
+    stride, distance = as_kind(stride, "i64"), as_kind(distance, "i64")
+    rows = [_load(source.at(start + stride * row), source.kind, 16, size) for row in range(16)]
+    for row, vector in enumerate(transposed(rows)):
+        _store(target.at(to + distance * row), vector)
 
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        def addresses(array: Any, first: Any, step: Any) -> list[Any]:
-            address = address_of(context, builder, (signature.args[array], types.int64), first)
-            offsets = [builder.mul(step, ir.Constant(step.type, lane)) for lane in lanes]
-            pointers = [builder.gep(address, [offset]) for offset in offsets]
-            return [builder.bitcast(p, vector.llvm.as_pointer()) for p in pointers]
 
-        rows = []
-        for address in addresses(0, values[:2], values[2]):
-            rows.append(builder.load(address))
-            rows[-1].align = source.dtype.bitwidth // 8
-        # Interleaving row i with row i + 8, four times, leaves columns where rows were.
-        low, high = (
-            ir.Constant(
-                ir.VectorType(I32, 16), [i for k in range(8) for i in (first + k, 16 + first + k)]
-            )
-            for first in (0, 8)
-        )
-        for _ in range(4):
-            pairs = list(zip(rows[:8], rows[8:], strict=True))
-            rows = [builder.shuffle_vector(*pair, order) for pair in pairs for order in (low, high)]
-        for row, address in zip(rows, addresses(3, values[3:5], values[5]), strict=True):
-            builder.store(row, address).align = source.dtype.bitwidth // 8
-        return context.get_dummy_value()
-
-    number = types.int64
-    return types.void(source, number, number, target, number, number), generate
+def transposed(rows: list[Value]) -> list[Value]:
+    """The columns of 2, 4, 8 or 16 vectors of 16 lanes, one after the other in as many vectors."""
+    half, kind = len(rows) // 2, rows[0].kind
+    # Interleaving the first half of the rows with the second, until all are side by side.
+    orders = [[lane for k in range(8) for lane in (at + k, 16 + at + k)] for at in (0, 8)]
+    low, high = (ir.Constant(ir.VectorType(I32, 16), order) for order in orders)
+    for _ in range(half.bit_length()):
+        pairs = list(zip(rows[:half], rows[half:], strict=True))
+        rows = [
+            Value(builder().shuffle_vector(one.llvm, other.llvm, order), kind, 16)
+            for one, other in pairs
+            for order in (low, high)
+        ]
+    return rows
