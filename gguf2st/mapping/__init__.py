@@ -1,7 +1,8 @@
 """What a tensor is called, and how what llama.cpp's converter did is undone."""
 
 from gguf2st.mapping.loading import TableError, load_table, load_tables
-from gguf2st.mapping.resolve import Dropped, Recipe, Resolution, find_table, resolve
+from gguf2st.mapping.recipe import Recipe
+from gguf2st.mapping.resolve import Dropped, Resolution, find_table, resolve
 from gguf2st.mapping.table import Table
 
 __all__ = [

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,70 +22,9 @@ from gguf2st.mapping.environment import Environment
 from gguf2st.mapping.expression import ExpressionError
 from gguf2st.mapping.folds import Fold, folds_of
 from gguf2st.mapping.loading import TableError, load_tables, table_serving
+from gguf2st.mapping.recipe import Building, Recipe, views_of
 from gguf2st.mapping.table import Entry, Group, Table
 from gguf2st.mapping.view import Source, View
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How one output tensor comes about.
-
-    `shape` is in torch order. `dtype` is "f32" where the tensor must keep it,
-    else None. `fused` names the group of modules that an engine joins and that
-    must share one quantization scheme. `priority` is the place of its class among those
-    that gain most from more bits, 0 first; None for what the table doesn't list.
-    `unquantized` says why the tensor is never quantized, and is None when it may be.
-    `experts` names the modules that a stacked tensor (expert, ...) becomes where a format
-    stores them one by one, in the order of their rows, with "{expert}" for the number.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    sources: tuple[Source, ...]
-    component: str
-    dtype: str | None
-    unquantized: str | None
-    fused: str | None
-    priority: int | None
-    experts: tuple[str, ...]
-    operations: tuple[str, ...]
-    _building: _Building
-    _position: int
-
-    def view(self) -> View:
-        """The rows and arithmetic that make the tensor; built anew, since row numbers take memory."""
-        return _build(self._building)[self._position]
-
-
-@dataclass(frozen=True, eq=False)
-class _Building:
-    """What is needed to make the views of one entry at one place."""
-
-    path: Path
-    entry: Entry
-    names: dict[str, Any]
-    sources: tuple[Source, ...]
-
-    def views(self) -> list[View]:
-        views = [View.of(self.sources, number) for number in range(len(self.sources))]
-        by = self.entry.by
-        try:
-            for call in by:
-                views = call.bind(self.names).apply(views)
-        except (ValueError, IndexError, ZeroDivisionError) as error:
-            shapes = ", ".join(f"{s.tensor.name} {s.tensor.shape}" for s in self.sources)
-            raise InputError(
-                f"{self.path}: {shapes} can't be rearranged by {' then '.join(c.source for c in by)} "
-                f"({error}); the file doesn't fit its own keys, convert the original again."
-            ) from error
-        return views
-
-
-# The experts of a block share one unstacking: building it for each would be quadratic.
-# Few are kept, since row numbers of a large model would fill the memory.
-@functools.lru_cache(maxsize=4)
-def _build(building: _Building) -> list[View]:
-    return building.views()
 
 
 @dataclass(frozen=True)
@@ -316,8 +254,8 @@ class _Resolver:
                 "the file is incomplete, convert it again."
             )
         sources = tuple(parts[position] for position in range(len(entry.parts)))
-        building = _Building(self._path, entry, names, sources)
-        made = _build(building)
+        building = Building(self._path, entry, names, sources)
+        made = views_of(building)
         for position, (name, view) in enumerate(
             zip(self._outputs(entry, names, made), made, strict=True)
         ):
@@ -340,8 +278,8 @@ class _Resolver:
                 priority=self._priority(name, names),
                 experts=self._experts(name, names),
                 operations=tuple(call.source for call in entry.by),
-                _building=building,
-                _position=position,
+                building=building,
+                position=position,
             )
 
     def _outputs(self, entry: Entry, names: dict[str, Any], views: list[View]) -> list[str]:

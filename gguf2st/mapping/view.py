@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf2st.buffers import Buffers
-from gguf2st.gguf.blocks import BlockType, decode_rounded, decode_rows
+from gguf2st.gguf.blocks import BlockType, PackedRows, decode_rounded, decode_rows
 from gguf2st.gguf.container import TensorInfo
 from gguf2st.rounding import DTYPES, Halves
 
@@ -194,6 +194,12 @@ class View:
         blocks = raw.reshape(len(raw), -1, kind.block_bytes)[:, order]
         return blocks.reshape(len(raw), -1)
 
+    def packed_rows(self, start: int, stop: int, buffers: Buffers) -> PackedRows:
+        """The same blocks with what they are."""
+        tensor = self.sources[int(self.rows.flat[start]) >> SOURCE_SHIFT].tensor
+        raw = self.read_packed(start, stop, buffers)
+        return PackedRows(tensor.kind, raw, self.width, tensor.file.big_endian)
+
     def read_rounded(
         self, start: int, stop: int, dtype: str, buffers: Buffers
     ) -> tuple[Halves, int]:
@@ -202,12 +208,11 @@ class View:
         Only of a view that has a `packed_type`. They lie in the thread's `buffers`. The
         number says how many aren't finite.
         """
-        raw = self.read_packed(start, stop, buffers)
-        tensor = self.sources[int(self.rows.flat[start]) >> SOURCE_SHIFT].tensor
-        shape = (stop - start, self.width)
-        out: Halves = buffers.take("rounded", shape, DTYPES[dtype])
-        big_endian = tensor.file.big_endian
-        return out, decode_rounded(tensor.kind, raw, self.width, dtype, out, big_endian=big_endian)
+        rows = self.packed_rows(start, stop, buffers)
+        out: Halves = buffers.take("rounded", rows.shape, DTYPES[dtype])
+        return out, decode_rounded(
+            rows.kind, rows.raw, rows.columns, dtype, out, big_endian=rows.big_endian
+        )
 
     def read(self, start: int, stop: int, buffers: Buffers | None = None) -> Values:
         """Values of output rows `start` to `stop`, float32 of shape (rows, shape[-1]).

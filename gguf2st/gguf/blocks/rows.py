@@ -127,7 +127,7 @@ def _round_blocks(
 
     kernel = fused.to_bfloat16 if dtype == "BF16" else fused.to_float16
     scratch = _buffers.take("scratch", (CACHED_ELEMENTS,), np.float32)
-    decoder = fused.Decoder(kind.name)
+    decoder = fused.decoder_of(kind.name)
     target = out.view(np.uint16)
     return int(kernel(decoder, strip, target, scratch, kind.block_bytes, kind.block_size))
 

@@ -1,55 +1,48 @@
-"""Decoding and rounding in one kernel, so that float32 values never leave a core's first cache.
+"""Decoding and what follows it in one kernel, so that float32 values never leave a core's first cache.
 
-A kernel is compiled for each type of block that it meets: a `Decoder` has a numba type of its
-own for each name, and `decode` stands for the kernel of that name. Compiled kernels are kept under
-these types, so a later process finds them.
+A kernel gets a block type's decoder as an address, and calls it for as many blocks as the cache
+holds. So it is compiled once, not for each block type.
 """
 
+from functools import cache
 from typing import Any
 
-from numba import types
-from numba.extending import NativeValue, models, overload, register_model, typeof_impl, unbox
+from numba import float32, types, uint8
+from numba.extending import intrinsic
 
 from gguf2st.gguf.blocks.kernels import kernel_named
 from gguf2st.jit import kernel
 from gguf2st.rounding_kernels import bfloat16, float16
 
-
-class Decoder:
-    """The name of a block type, for kernels."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+_RAW, _VALUES = uint8[::1], float32[::1]
+_intrinsic: Any = intrinsic
 
 
-class _DecoderType(types.Type):
-    def __init__(self, name: str) -> None:
-        self.block_type = name
-        super().__init__(name=f"Decoder({name})")
+@cache
+def decoder_of(name: str) -> int:
+    """The address of a block type's compiled decoder, for `decode`."""
+    found: Any = kernel_named(name)
+    found.compile((_RAW, _VALUES))
+    (compiled,) = (
+        each for arguments, each in found.overloads.items() if arguments == (_RAW, _VALUES)
+    )
+    address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    return address
 
 
-@typeof_impl.register(Decoder)
-def _type_of(decoder: Decoder, context: Any) -> _DecoderType:
-    return _DecoderType(decoder.name)
+@_intrinsic
+def decode(typing: Any, decoder: Any, raw: Any, out: Any) -> Any:
+    """Decode whole blocks, uint8, to float32, both contiguous; only in kernels."""
+    arguments = (_RAW, _VALUES)
 
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        convention = context.call_conv
+        kind = convention.get_function_type(types.none, arguments).as_pointer()
+        function = builder.inttoptr(values[0], kind)
+        convention.call_function(builder, function, types.none, arguments, values[1:])
+        return context.get_dummy_value()
 
-register_model(_DecoderType)(models.OpaqueModel)
-
-
-@unbox(_DecoderType)
-def _unbox(kind: _DecoderType, decoder: Any, context: Any) -> NativeValue:
-    return NativeValue(context.context.get_dummy_value())
-
-
-def decode(decoder, raw, out):
-    """Decode whole blocks; only in kernels."""
-    raise NotImplementedError
-
-
-@overload(decode)
-def _decode(decoder, raw, out):
-    function: Any = kernel_named(decoder.block_type)
-    return lambda decoder, raw, out: function(raw, out)
+    return types.none(types.int64, *arguments), generate
 
 
 @kernel
