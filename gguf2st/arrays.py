@@ -6,7 +6,7 @@ Torch is never imported before a tensor or a device is there, which would cost a
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ _COPIES: dict[tuple[int, str], tuple[npt.NDArray[Any], Any]] = {}
 _SIGNED = {np.dtype("u2"): "i2", np.dtype("u4"): "i4", np.dtype("u8"): "i8"}
 
 
-def is_tensor(array: Array) -> bool:
+def is_tensor(array: object) -> TypeGuard[Any]:
     """Whether it is a torch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
@@ -62,7 +62,7 @@ def rounded_to(values: Array, dtype: str) -> Array:
     return values.astype("<f4", copy=False) if dtype == "F32" else rounded(values, dtype)
 
 
-def empty_beside(values: Array, shape: tuple[int, ...], dtype: str) -> Array:
+def empty_beside(values: Any, shape: tuple[int, ...], dtype: str) -> Array:
     """An array to be filled, of safetensors' `dtype` "I32" or "F16", where `values` lie."""
     if is_tensor(values):
         import torch  # noqa: PLC0415

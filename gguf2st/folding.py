@@ -65,6 +65,10 @@ class Folding:
         for change in self._changes.get(f"{module.name}.weight", ()):
             _scale(values, change, start)
 
+    def changes_module(self, module: Module) -> bool:
+        """Whether `apply_to_module` may change a matrix."""
+        return f"{module.name}.weight" in self._changes
+
     def changes(self, recipe: Recipe) -> bool:
         """Whether `apply` may change a tensor."""
         return bool(self._changes) and (bool(recipe.experts) or recipe.name in self._changes)

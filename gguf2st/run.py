@@ -16,6 +16,7 @@ from gguf2st.arrays import Array, is_tensor, rounded_to
 from gguf2st.buffers import Buffers
 from gguf2st.checkpoint.writer import Placement, ShardWriter
 from gguf2st.errors import Gguf2stError, InputError
+from gguf2st.gguf.blocks import PackedRows
 from gguf2st.gpu import open_gpu
 from gguf2st.jit import watched
 from gguf2st.mapping import Recipe
@@ -245,7 +246,12 @@ class _Work:
         """Write one matrix, whose rows begin with row `first` of the view and of the tensors."""
         module, folding = planned.module, self._plan.folding
 
-        def values(start: int, stop: int) -> Array:
+        packed = encoder.takes_packed and not view.single and not self._on_gpu(view)
+        packed = packed and view.acts_on_packed_rows() and not folding.changes_module(module)
+
+        def values(start: int, stop: int) -> Array | PackedRows:
+            if packed:
+                return view.packed_rows(start, stop, self._buffers)
             found = self._values(module.recipe, view, start, stop)
             folding.apply_to_module(module, start, found)
             return found

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+# A search must beat plain rounding by more than float32 sums over 128 columns can be wrong
+# (2 * 128 * 2**-24), so that it is never worse, however errors are summed up.
+MARGIN = 1 - 2**-15
+
 
 @dataclass
 class ErrorSums:

@@ -9,14 +9,16 @@ chosen. Plain rounding ("rtn") gives the bytes of compressed-tensors' compressor
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gguf2st.arrays import Array, is_tensor
+from gguf2st.buffers import Buffers
 from gguf2st.quantize import floating_kernels as kernels
-from gguf2st.quantize import lanes
 from gguf2st.quantize.errors import ErrorSums, ScaleRangeError
+from gguf2st.quantize.scale_formulas import DTYPES
 from gguf2st.quantize.weights import check_values, group_weights, not_finite
 
 Values = npt.NDArray[np.float32]
@@ -25,6 +27,7 @@ BLOCK = 128
 MXFP4_GROUP = 32
 NVFP4_GROUP = 16
 LARGEST_E4M3, LARGEST_E2M1 = 448.0, 6.0
+_buffers = Buffers()
 
 
 @dataclass
@@ -81,7 +84,7 @@ def quantize_fp8_rows(
         from gguf2st.quantize import device  # noqa: PLC0415
 
         return device.quantize_fp8_rows(values, scale_dtype, importance)
-    return _fp8(values, 1, values.shape[1], scale_dtype, importance)
+    return _fp8(values, None, scale_dtype, importance)
 
 
 def quantize_fp8_blocks(
@@ -97,23 +100,44 @@ def quantize_fp8_blocks(
         from gguf2st.quantize import device  # noqa: PLC0415
 
         return device.quantize_fp8_blocks(values, importance)
-    return _fp8(values, BLOCK, BLOCK, "F32", importance)
+    return _fp8(values, BLOCK, "F32", importance)
 
 
-def _fp8(
-    values: Values, block_rows: int, block_columns: int, dtype: str, importance: Values | None
-) -> Fp8Rows:
-    values = np.ascontiguousarray(values)
+def _fp8(values: Values, size: int | None, dtype: str, importance: Values | None) -> Fp8Rows:
+    """Quantize blocks of `size` rows and columns, or rows."""
+    if dtype not in DTYPES:
+        raise ValueError(f"scales can't be stored as {dtype}")
     rows, columns = values.shape
     weights, unit = group_weights(importance, columns, columns)
-    largest = _magnitudes(values, block_rows, block_columns)
-    scales = _stored(largest / LARGEST_E4M3, dtype)
-    scales[largest == 0] = 1
-    codes = np.empty((rows, columns), np.uint8)
+    padded, weights = _padded(values, weights, 1, kernels.STRIP)
+    block = (size, size) if size else (1, padded.shape[1])
+    codes = np.empty(padded.shape, np.uint8)
+    scales = np.empty((-(-rows // block[0]), -(-columns // block[1])), np.float32)
+    partial = _buffers.take("partial", (3 * kernels.STRIP,), np.float32)
     sums = np.zeros(3)
-    kernels.encode_e4m3(values, weights, block_rows, block_columns, scales, E4M3, codes, sums)
+    status = kernels.encode_e4m3(
+        padded.ravel(), weights, block, DTYPES[dtype], partial, codes.ravel(), scales, sums
+    )
+    _check(status, values, dtype)
     weighted = float(sums[2] * unit[0])
-    return Fp8Rows(codes, scales, ErrorSums(float(sums[0]), float(sums[1]), weighted, weighted))
+    errors = ErrorSums(float(sums[0]), float(sums[1]), weighted, weighted)
+    return Fp8Rows(np.ascontiguousarray(codes[:, :columns]), scales, errors)
+
+
+def _padded(values: Values, weights: Values, rows: int, columns: int) -> tuple[Values, Values]:
+    """Values and weights with zeros up to multiples of so many rows and columns."""
+    tall, wide = -values.shape[0] % rows, -values.shape[1] % columns
+    if tall or wide:
+        return np.pad(values, ((0, tall), (0, wide))), np.pad(weights, (0, wide))
+    return np.ascontiguousarray(values), weights
+
+
+def _check(status: int, values: Values, dtype: str) -> None:
+    """Raise what a kernel has found."""
+    if status != kernels.FINISHED and not np.isfinite(values).all():
+        raise not_finite(values)
+    if status == kernels.OVERFLOW:
+        raise ScaleRangeError(float(abs(values).max() / LARGEST_E4M3), dtype)
 
 
 def quantize_mxfp4(values: Array, importance: Values | None = None, fit: str = "search") -> Fp4Rows:
@@ -137,11 +161,7 @@ def quantize_mxfp4(values: Array, importance: Values | None = None, fit: str = "
         from gguf2st.quantize import device  # noqa: PLC0415
 
         return device.quantize_mxfp4(values, importance, steps)
-    largest = _magnitudes(np.ascontiguousarray(values), 1, MXFP4_GROUP)
-    # compressed-tensors' `round_to_power_2`: up from 1.75 times a power of two.
-    exponents = (largest.view(np.int32) + (1 << 21)) >> 23
-    first = (exponents - 2).clip(0, 254).astype(np.uint8)
-    return _fp4(values, importance, E8M0, first, steps)
+    return _fp4(values, importance, 0.0, MXFP4_GROUP, steps)
 
 
 def nvfp4_global_scale(maximum: float) -> float:
@@ -230,12 +250,7 @@ def quantize_nvfp4(
         from gguf2st.quantize import device  # noqa: PLC0415
 
         return device.quantize_nvfp4(values, float(divisor), importance, steps)
-    largest = _magnitudes(np.ascontiguousarray(values), 1, NVFP4_GROUP)
-    wanted = np.minimum(divisor * (largest / LARGEST_E2M1), LARGEST_E4M3)
-    first = to_e4m3(wanted)
-    first[first == 0] = to_e4m3(np.array([0.125], np.float32))[0]
-    # Code 0 would be a scale of 0, and code 127 is NaN: entry i of the table is code i + 1.
-    return _fp4(values, importance, E4M3[1:127] / divisor, first, steps, base=1)
+    return _fp4(values, importance, float(divisor), NVFP4_GROUP, steps)
 
 
 def _e4m3_values() -> Values:
@@ -258,45 +273,6 @@ E8M0: Values = np.ldexp(1.0, np.arange(255) - 127).astype(np.float32)
 """The value of each code of E8M0 but 255, which is NaN."""
 
 
-def to_e4m3(values: Values) -> npt.NDArray[np.uint8]:
-    """The nearest E4M3 codes, ties to even, of at most 448: uint8 in the shape of `values`."""
-    flat = np.ascontiguousarray(values).reshape(1, -1)
-    codes = np.empty(flat.shape, np.uint8)
-    weights, one = np.ones(flat.shape[1], np.float32), np.ones((1, 1), np.float32)
-    kernels.encode_e4m3(flat, weights, 1, flat.shape[1], one, E4M3, codes, np.zeros(3))
-    return codes.reshape(values.shape)
-
-
-def _magnitudes(values: Values, block_rows: int, block_columns: int) -> Values:
-    rows, columns = values.shape
-    bits = np.empty((-(-rows // block_rows), -(-columns // block_columns)), np.int32)
-    kernels.magnitudes(values.view(np.int32), block_rows, block_columns, bits)
-    if bits.size and bits.max() >= 0x7F800000:
-        raise not_finite(values)
-    return bits.view(np.float32)
-
-
-def _stored(scales: Values, dtype: str) -> Values:
-    """Round scales to their dtype; they stay float32."""
-    if dtype == "F16":
-        with np.errstate(over="ignore"):
-            rounded = scales.astype(np.float16).astype(np.float32)
-        smallest = 2.0**-24
-    elif dtype == "BF16":
-        bits = scales.view(np.uint32)
-        rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32)
-        rounded = rounded.view(np.float32)
-        smallest = 2.0**-133
-    elif dtype == "F32":
-        rounded, smallest = scales.copy(), 2.0**-149
-    else:
-        raise ValueError(f"scales can't be stored as {dtype}")
-    if not np.isfinite(rounded).all():
-        raise ScaleRangeError(float(scales.max()), dtype)
-    rounded[rounded == 0] = smallest
-    return rounded
-
-
 def _steps(fit: str, first: int, last: int) -> npt.NDArray[np.int64]:
     """How far from plain rounding's scale code others are tried; 0 comes first."""
     if fit not in ("search", "rtn"):
@@ -308,24 +284,34 @@ def _steps(fit: str, first: int, last: int) -> npt.NDArray[np.int64]:
 def _fp4(
     values: Values,
     importance: Values | None,
-    table: Values,
-    first: npt.NDArray[np.uint8],
+    global_scale: float,
+    group: int,
     steps: npt.NDArray[np.int64],
-    base: int = 0,
 ) -> Fp4Rows:
-    """Encode with the best of the scales beside `first`, whose codes begin at `base`."""
+    """Encode with the best of the scales beside plain rounding's; E8M0 have 0 as a global scale."""
     rows, columns = values.shape
-    weights, units = group_weights(importance, columns, columns // first.shape[1])
-    codes, scales, sums = np.empty((rows, columns), np.uint8), first - np.uint8(base), np.zeros(4)
-    kernels.fit_e2m1(
-        np.ascontiguousarray(values),
+    weights, units = group_weights(importance, columns, group)
+    padded, weights = _padded(values, weights, kernels.LANES, group)
+    codes = np.empty(padded.shape, np.uint8)
+    scales = np.empty((rows, columns // group), np.uint8)
+    sums = np.zeros(4)
+    status = kernels.fit_e2m1(
+        padded.ravel(),
         weights,
         units,
-        np.ascontiguousarray(table),
+        np.float32(global_scale),
         steps,
-        lanes.scratch(kernels.STATE_SIZE),
-        codes,
+        _tiles(),
+        codes.ravel(),
         scales,
         sums,
     )
-    return Fp4Rows(codes, scales + np.uint8(base), ErrorSums(*sums.tolist()))
+    _check(status, values, "")
+    return Fp4Rows(codes[:rows], scales, ErrorSums(*sums.tolist()))
+
+
+def _tiles() -> tuple[npt.NDArray[Any], ...]:
+    """What a kernel works in: two arrays of float32 and two of uint8."""
+    names = {"values": np.float32, "sizes": np.float32, "codes": np.uint8, "rows": np.uint8}
+    shape = (kernels.STRIP * kernels.LANES,)
+    return tuple(_buffers.take(name, shape, dtype) for name, dtype in names.items())

@@ -7,18 +7,18 @@ stored before codes are chosen, so codes fit the scales that an engine will read
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gguf2st.arrays import Array, is_tensor
 from gguf2st.buffers import Buffers
+from gguf2st.gguf.blocks import PackedRows
+from gguf2st.gguf.blocks.kernels.fused import decoder_of
 from gguf2st.quantize import integer_kernels as kernels
 from gguf2st.quantize.errors import ErrorSums, ScaleRangeError
+from gguf2st.quantize.scale_formulas import DTYPES
 from gguf2st.quantize.weights import check_values, group_weights, not_finite
-
-_DTYPES = {"F32": kernels.F32, "F16": kernels.F16, "BF16": kernels.BF16}
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class IntegerGrid:
     scale_dtype: str
 
     def __post_init__(self) -> None:
-        if self.bits not in (4, 8) or self.group_size < 0 or self.scale_dtype not in _DTYPES:
+        if self.bits not in (4, 8) or self.group_size < 0 or self.scale_dtype not in DTYPES:
             raise ValueError(f"there is no {self}")
 
 
@@ -56,7 +56,7 @@ class IntegerRows:
 
 
 def quantize_rows(
-    values: Array,
+    values: Array | PackedRows,
     grid: IntegerGrid,
     importance: npt.NDArray[np.float32] | None = None,
     fit: str = "search",
@@ -77,14 +77,15 @@ def quantize_rows(
     smallest number of its dtype becomes that number.
 
     Args:
-        values: float32 (rows, columns), finite; an array, or a tensor on any device.
+        values: float32 (rows, columns), finite; an array, or a tensor on any device. Of rows that
+            are still packed, "rtn" decodes as many as a core's first cache holds at a time.
         grid: what a group can hold; its group size must divide the columns.
         importance: float32 (columns,), weights of squared errors, such as the mean square
             of what the column is multiplied with; None for equal weights. Where all
             weights of a group are 0, they count as equal in the search.
         fit: "search" or "rtn".
-        by_square: multiply weights with the squares of the values. Without an importance
-            this is the better guide for groups of more than 32 columns.
+        by_square: in a search, multiply weights with the squares of the values. Without an
+            importance this is the better guide for groups of more than 32 columns.
 
     Returns:
         Codes, scales and zero points (tensors where `values` is one), and sums of errors. The
@@ -97,61 +98,101 @@ def quantize_rows(
     if fit not in ("search", "rtn"):
         raise ValueError(f"fit is {fit!r}, not 'search' or 'rtn'")
     group = grid.group_size or max(1, values.shape[-1])
+    if isinstance(values, PackedRows) and (fit == "search" or not _can_stay_packed(values, group)):
+        values = values.decode()
     check_values(values, group)
+    by_square = by_square and fit == "search"
     factors = _NONE if fit == "rtn" else _factors(grid, by_square=by_square)
     if is_tensor(values):
         from gguf2st.quantize import device  # noqa: PLC0415
 
         return device.quantize_rows(values, grid, importance, factors, by_square=by_square)
-    rows, columns = values.shape
-    weights, units = group_weights(importance, columns, group)
-    # Kernels take sixteen rows and columns at a time; zeros add nothing to a group but zeros.
-    tall, wide = -rows % kernels.LANES, -group % kernels.LANES
-    parts = values.reshape(rows, -1, group)
-    if tall or wide:
-        parts = np.pad(parts, ((0, tall), (0, 0), (0, wide)))
-        weights = np.pad(weights.reshape(-1, group), ((0, 0), (0, wide)), mode="edge").ravel()
-    height, groups, width = parts.shape
+    weights, units = group_weights(importance, values.shape[1], group)
+    rows = _Rows.of(values, group)
+    weighs = importance is not None or fit == "search"
+    source = rows.values, rows.padded(weights, len(units)) if weighs else None, by_square, units
+    height, width, groups = rows.height, rows.width, len(units)
     result = IntegerRows(
         np.empty((height, groups * width), np.uint8),
         np.empty((height, groups), np.float32),
         np.empty((height, groups), np.uint8),
     )
     sums = np.zeros(4)
-    status = kernels.fit_rows(
-        (np.ascontiguousarray(parts).reshape(height, -1), weights, by_square),
-        units,
-        np.float32(1 << (grid.bits - 1)),
-        grid.symmetric,
-        _DTYPES[grid.scale_dtype],
-        factors,
-        _tiles(width * kernels.LANES),
-        result.codes,
-        result.scales,
-        result.zeros,
-        sums,
-    )
-    if status == kernels.NOT_FINITE:
-        raise not_finite(values)
-    if status == kernels.OVERFLOW:
-        raise ScaleRangeError(_largest_scale(values, grid, group), grid.scale_dtype)
+    results = result.codes.ravel(), result.scales.ravel(), result.zeros.ravel(), sums
+    options = np.float32(1 << (grid.bits - 1)), grid.symmetric, DTYPES[grid.scale_dtype]
+    lines = _buffers.take("lines", (kernels.LINES_SIZE,), np.float32)
     if fit == "rtn":
-        sums[3] = sums[2]
-    if tall or wide:
-        codes = result.codes.reshape(height, groups, width)[:rows, :, :group]
-        result.codes = np.ascontiguousarray(codes).reshape(rows, columns)
-        result.scales, result.zeros = result.scales[:rows], result.zeros[:rows]
+        status = kernels.round_rows(rows.packed, source, width, *options, lines, results)
+        sums[2:] = sums[2] if weighs else sums[0]
+    else:
+        names, size = ("tile", "weight tile"), width * kernels.LANES
+        tiles = tuple(_buffers.take(name, (size,), np.float32) for name in names)
+        status = kernels.fit_rows(source, *options, factors, tiles, lines, results)
+    if status != kernels.FINISHED:
+        raise _failure(status, values, grid, group)
     result.errors = ErrorSums(*sums.tolist())
+    if height > len(values) or width > group:
+        codes = result.codes.reshape(height, groups, width)[: len(values), :, :group]
+        result.codes = np.ascontiguousarray(codes).reshape(values.shape)
+        result.scales, result.zeros = result.scales[: len(values)], result.zeros[: len(values)]
     return result
 
 
-def _tiles(size: int) -> tuple[npt.NDArray[Any], ...]:
-    """What a kernel works in: two arrays of float32 and two of uint8."""
-    names = {"values": np.float32, "weights": np.float32, "codes": np.uint8, "rows": np.uint8}
-    return tuple(_buffers.take(name, (size,), dtype) for name, dtype in names.items())
-
-
 _buffers = Buffers()
+
+# The decoder, blocks, their bytes and their elements, where values are decoded already.
+_NOT_PACKED = (0, np.zeros(0, np.uint8), 1, 1)
+# So many values fit into a core's first cache beside their blocks and codes.
+_CACHED_ELEMENTS = 1 << 12
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows as kernels take them: sixteen rows and columns at a time.
+
+    `values` is float32 (height * groups * width,), or memory for some of them where they are still
+    `packed`: the decoder, blocks, their bytes and their elements. Rows and columns that
+    fill up are zeros, which add nothing to a group but zeros.
+    """
+
+    values: npt.NDArray[np.float32]
+    height: int
+    width: int
+    packed: tuple[int, npt.NDArray[np.uint8], int, int] = _NOT_PACKED
+
+    @classmethod
+    def of(cls, values: Array | PackedRows, group: int) -> _Rows:
+        if not isinstance(values, PackedRows):
+            tall, wide = -len(values) % kernels.LANES, -group % kernels.LANES
+            parts = values.reshape(len(values), -1, group)
+            if tall or wide:
+                parts = np.pad(parts, ((0, tall), (0, 0), (0, wide)))
+            return cls(np.ascontiguousarray(parts).ravel(), len(parts), group + wide)
+        kind, unit = values.kind, kernels.LANES * group
+        size = max(1, _CACHED_ELEMENTS // unit) * unit
+        packed = decoder_of(kind.name), values.raw.ravel(), kind.block_bytes, kind.block_size
+        return cls(_buffers.take("strip", (size,), np.float32), len(values), group, packed)
+
+    def padded(self, weights: npt.NDArray[np.float32], groups: int) -> npt.NDArray[np.float32]:
+        """Weights (columns,) of the columns of so many groups, and of those that fill them up."""
+        parts = weights.reshape(groups, -1)
+        wide = self.width - parts.shape[1]
+        return np.pad(parts, ((0, 0), (0, wide)), mode="edge").ravel() if wide else weights
+
+
+def _failure(status: int, values: Array | PackedRows, grid: IntegerGrid, group: int) -> ValueError:
+    """Why a kernel didn't finish."""
+    if isinstance(values, PackedRows):
+        values = values.decode()
+    if status == kernels.NOT_FINITE:
+        return not_finite(values)
+    return ScaleRangeError(_largest_scale(values, grid, group), grid.scale_dtype)
+
+
+def _can_stay_packed(rows: PackedRows, group: int) -> bool:
+    """Whether a kernel can decode rows as it goes: sixteen groups at a time, and whole blocks."""
+    groups = rows.shape[0] * rows.shape[1] // group
+    return rows.has_kernel and not group % kernels.LANES and not groups % kernels.LANES
 
 
 def dequantize_rows(rows: IntegerRows, grid: IntegerGrid) -> Array:
@@ -194,7 +235,7 @@ def _factors(grid: IntegerGrid, *, by_square: bool) -> npt.NDArray[np.float32]:
     return _FACTORS[grid.bits, grid.symmetric]
 
 
-def _largest_scale(values: npt.NDArray[np.float32], grid: IntegerGrid, group: int) -> float:
+def _largest_scale(values: Array, grid: IntegerGrid, group: int) -> float:
     parts = values.reshape(-1, group).astype(np.float64)
     low, high = parts.min(axis=1).clip(max=0), parts.max(axis=1).clip(min=0)
     spread = 2 * np.maximum(-low, high) if grid.symmetric else high - low

@@ -10,6 +10,8 @@ auto_gptq/nn_modules/qlinear (`pack`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gguf2st.arrays import Array, is_tensor
@@ -38,15 +40,12 @@ def pack_rows(codes: Codes, bits: int) -> Words:
         from gguf2st.quantize import device  # noqa: PLC0415
 
         return device.pack_rows(codes, bits)
-    rows, columns = codes.shape
-    words: Words = np.empty((rows, -(-columns * bits // 32)), np.int32)
-    if bits == 4:
-        kernels.pack_rows_4(np.ascontiguousarray(codes), words)
-    else:
-        padded = np.zeros((rows, words.shape[1] * 4), np.uint8)
-        padded[:, :columns] = codes
-        words = padded.view("<i4").astype(np.int32, copy=False)
-    return words
+    per_word = 32 // bits
+    missing = -codes.shape[1] % per_word
+    if missing:
+        codes = np.pad(codes, ((0, 0), (0, missing)))
+    packed = pack_nibbles(codes) if bits == 4 else np.ascontiguousarray(codes)
+    return packed.view("<i4").astype(np.int32, copy=False)
 
 
 def pack_nibbles(codes: Codes) -> Codes:
@@ -64,9 +63,12 @@ def pack_nibbles(codes: Codes) -> Codes:
         from gguf2st.quantize import device  # noqa: PLC0415
 
         return device.pack_nibbles(codes)
-    pairs = np.ascontiguousarray(codes).view("<u2")
-    packed: Codes = (pairs | pairs >> 4).astype(np.uint8)
-    return packed
+    flat = np.ascontiguousarray(codes).ravel()
+    if flat.size < kernels.CODES:
+        flat = np.pad(flat, (0, kernels.CODES - flat.size))
+    packed = np.empty(flat.size // 2, np.uint8)
+    kernels.pack_pairs(flat, packed)
+    return packed[: codes.size // 2].reshape(codes.shape[0], -1)
 
 
 def pack_zeros_down(zeros: Codes, bits: int) -> Words:
@@ -96,18 +98,14 @@ def pack_awq(codes: Codes, out: Words | None = None) -> Words:
     Returns:
         int32 (columns, rows / 8).
     """
-    rows, columns = codes.shape
+    rows = codes.shape[0]
     if rows % 8:
         raise ValueError(f"{rows} rows of 4 bits don't fill words of 32 bits")
     if is_tensor(codes):
         from gguf2st.quantize import device  # noqa: PLC0415
 
         return _copied(device.pack_awq(codes), out)
-    if out is None:
-        out = np.empty((columns, rows // 8), np.int32)
-    _check(out, (columns, rows // 8))
-    kernels.pack_awq(np.ascontiguousarray(codes), out)
-    return out
+    return _transposed(kernels.pack_awq, codes, (kernels.AWQ_ROWS, kernels.TILE), 8, out)
 
 
 def pack_gptq(codes: Codes, bits: int, out: Words | None = None) -> Words:
@@ -128,11 +126,7 @@ def pack_gptq(codes: Codes, bits: int, out: Words | None = None) -> Words:
     words = pack_rows(codes, bits)
     if is_tensor(words):
         return _copied(words.T, out)
-    if out is None:
-        out = np.empty(words.shape[::-1], np.int32)
-    _check(out, words.shape[::-1])
-    kernels.transpose_words(words, out)
-    return out
+    return _transposed(kernels.transpose_words, words, (kernels.TILE, kernels.TILE), 1, out)
 
 
 def pack_gptq_zeros(zeros: Codes, bits: int, version: int = 1) -> Words:
@@ -154,6 +148,36 @@ def pack_gptq_zeros(zeros: Codes, bits: int, version: int = 1) -> Words:
             raise ValueError("GPTQ's first version can't store a zero point of 0")
         zeros = zeros - 1
     return pack_rows(zeros.T, bits)
+
+
+def _transposed(
+    kernel: Callable[..., None],
+    codes: Codes,
+    tile: tuple[int, int],
+    per_word: int,
+    out: Words | None,
+) -> Words:
+    """What a kernel that packs `per_word` rows into a word and transposes makes of a matrix.
+
+    The kernel needs a tile at least. It writes to `out` where that was given.
+    """
+    rows, columns = codes.shape
+    shape = columns, rows // per_word
+    if out is None:
+        out = np.empty(shape, np.int32)
+    _check(out, shape)
+    height, width = (max(side, least) for side, least in zip(codes.shape, tile, strict=True))
+    target, whole = out, (height, width) == codes.shape and out.strides[1] == out.itemsize
+    if not whole:
+        codes = np.pad(codes, ((0, height - rows), (0, width - columns)))
+        target = np.empty((width, height // per_word), np.int32)
+    distance = target.strides[0] // target.itemsize
+    size = (len(target) - 1) * distance + target.shape[1]
+    memory = np.lib.stride_tricks.as_strided(target, (size,), (target.itemsize,))
+    kernel(np.ascontiguousarray(codes).ravel(), width, memory, distance)
+    if not whole:
+        out[...] = target[:columns, : shape[1]]
+    return out
 
 
 def _copied(words: Words, out: Words | None) -> Words:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf2st.arrays import Array, to_host
+from gguf2st.gguf.blocks import PackedRows
 
 
 def group_weights(
@@ -42,11 +43,12 @@ def group_weights(
     return weights.astype(np.float32).reshape(columns), np.where(largest > 0, units, 0)
 
 
-def check_values(values: Array, group: int) -> None:
+def check_values(values: Array | PackedRows, group: int) -> None:
     """Raise `ValueError` unless values are float32 (rows, columns) and `group` divides columns."""
-    if values.ndim != 2 or str(values.dtype).removeprefix("torch.") != "float32":
+    dtype = "float32" if isinstance(values, PackedRows) else str(values.dtype)
+    if len(values.shape) != 2 or dtype.removeprefix("torch.") != "float32":
         raise ValueError(
-            f"values must be float32 (rows, columns), not {values.dtype} {tuple(values.shape)}"
+            f"values must be float32 (rows, columns), not {dtype} {tuple(values.shape)}"
         )
     columns = values.shape[1]
     if not columns or columns % group:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gguf2st.arrays import Array
+from gguf2st.gguf.blocks import PackedRows
 from gguf2st.quantize import pack_awq
 from gguf2st.targets.base import (
     EncodeContext,
@@ -20,7 +21,7 @@ from gguf2st.targets.base import (
     TensorSpec,
     register,
 )
-from gguf2st.targets.common import Encoder, QuantizedFormat, int4_rungs, ragged
+from gguf2st.targets.common import IntegerEncoder, QuantizedFormat, int4_rungs, ragged
 from gguf2st.targets.names import check_undivided
 from gguf2st.targets.options import Choices, TargetOptions
 from gguf2st.targets.skipped import substrings
@@ -90,10 +91,10 @@ class Awq(QuantizedFormat):
         }
 
 
-class _Encoder(Encoder):
-    row_multiple = PACK
+class _Encoder(IntegerEncoder):
+    row_multiple = 8 * PACK  # as many as are packed at once
 
-    def encode(self, start: int, values: Array) -> Iterator[Piece]:
+    def encode(self, start: int, values: Array | PackedRows) -> Iterator[Piece]:
         rows = self._integers(values, "F16")
         (out, columns), stop = self.module.shape, start + len(values)
         groups = columns // self.module.scheme.group_size

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gguf2st.arrays import Array
 from gguf2st.errors import UsageError
+from gguf2st.gguf.blocks import PackedRows
 from gguf2st.quantize import ErrorSums
 from gguf2st.scheme import Scheme as Scheme  # noqa: PLC0414  # formats take it from here
 from gguf2st.targets.options import TargetOptions
@@ -81,10 +82,14 @@ class ModuleEncoder(Protocol):
     """
 
     row_multiple: int
+    takes_packed: bool
     errors: ErrorSums
 
-    def encode(self, start: int, values: Array) -> Iterator[Piece]:
-        """Take rows (rows, columns) from row `start` on; yield what can be written already."""
+    def encode(self, start: int, values: Array | PackedRows) -> Iterator[Piece]:
+        """Take rows (rows, columns) from row `start` on; yield what can be written already.
+
+        They can still be packed if the encoder says that it `takes_packed`.
+        """
         ...
 
     def encode_blocks(self, start: int, blocks: npt.NDArray[np.uint8]) -> Iterator[Piece]:

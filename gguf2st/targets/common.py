@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gguf2st.arrays import Array, empty_beside
+from gguf2st.gguf.blocks import PackedRows
 from gguf2st.quantize import ErrorSums, IntegerGrid, IntegerRows, quantize_rows
 from gguf2st.targets.base import EncodeContext, Piece, Quantized, Scheme, TensorSpec
 from gguf2st.targets.options import Settled
@@ -67,6 +69,7 @@ class Encoder:
     """An encoder that needs no more than the rows at hand."""
 
     row_multiple = 1
+    takes_packed = False
 
     def __init__(self, module: Quantized, context: EncodeContext) -> None:
         self.module, self.context = module, context
@@ -82,13 +85,24 @@ class Encoder:
         for leaf, rows in self._whole.items():
             yield self._piece(leaf, 0, rows)
 
-    def _held(self, leaf: str, shape: tuple[int, ...], dtype: str, values: Array) -> Array:
+    def _held(self, leaf: str, shape: tuple[int, ...], dtype: str, values: Any) -> Array:
         """A whole tensor to be filled call by call and yielded in the end, where `values` lie."""
         if leaf not in self._whole:
             self._whole[leaf] = empty_beside(values, shape, dtype)
         return self._whole[leaf]
 
-    def _integers(self, values: Array, scale_dtype: str) -> IntegerRows:
+    def _piece(self, leaf: str, start: int, rows: Array) -> Piece:
+        return Piece(f"{self.module.name}.{leaf}", start, rows)
+
+
+class IntegerEncoder(Encoder):
+    """An encoder to integers with scales. Plain rounding decodes blocks as it goes."""
+
+    def __init__(self, module: Quantized, context: EncodeContext) -> None:
+        super().__init__(module, context)
+        self.takes_packed = context.fit == "rtn"
+
+    def _integers(self, values: Array | PackedRows, scale_dtype: str) -> IntegerRows:
         """Codes, scales and zero points of rows by the module's scheme; their errors are added up."""
         scheme = self.module.scheme
         grid = IntegerGrid(scheme.bits, scheme.group_size, scheme.symmetric, scale_dtype)
@@ -98,9 +112,6 @@ class Encoder:
         rows = quantize_rows(values, grid, importance, self.context.fit, by_square=by_square)
         self.errors.add(rows.errors)
         return rows
-
-    def _piece(self, leaf: str, start: int, rows: Array) -> Piece:
-        return Piece(f"{self.module.name}.{leaf}", start, rows)
 
 
 def int4_rungs(options: Settled) -> list[list[Scheme]]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gguf2st.arrays import Array, rounded_to
+from gguf2st.gguf.blocks import PackedRows
 from gguf2st.quantize import pack_rows, pack_zeros_down
 from gguf2st.targets.base import (
     EncodeContext,
@@ -24,7 +25,7 @@ from gguf2st.targets.base import (
     TensorSpec,
     register,
 )
-from gguf2st.targets.common import Encoder, QuantizedFormat, int4_rungs, ragged
+from gguf2st.targets.common import IntegerEncoder, QuantizedFormat, int4_rungs, ragged
 from gguf2st.targets.compressed import PACKED, Arguments, arguments, configuration
 from gguf2st.targets.options import Choices, Settled, TargetOptions, mixed_scheme
 
@@ -100,7 +101,7 @@ class CompressedTensors(QuantizedFormat):
         return configuration(PACKED, quantized, unquantized, integer_weights)
 
 
-class CompressedTensorsEncoder(Encoder):
+class CompressedTensorsEncoder(IntegerEncoder):
     """Encodes rows as they come."""
 
     def __init__(self, module: Quantized, context: EncodeContext, dtype: str) -> None:
@@ -110,7 +111,7 @@ class CompressedTensorsEncoder(Encoder):
             # A word holds the zero points of this many rows.
             self.row_multiple = 32 // module.scheme.bits
 
-    def encode(self, start: int, values: Array) -> Iterator[Piece]:
+    def encode(self, start: int, values: Array | PackedRows) -> Iterator[Piece]:
         """Yield codes and scales, and zero points where there are."""
         bits = self.module.scheme.bits
         rows = self._integers(values, self._dtype)

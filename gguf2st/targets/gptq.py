@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gguf2st.arrays import Array
+from gguf2st.gguf.blocks import PackedRows
 from gguf2st.quantize import pack_gptq, pack_gptq_zeros
 from gguf2st.targets.base import (
     EncodeContext,
@@ -23,7 +24,7 @@ from gguf2st.targets.base import (
     TensorSpec,
     register,
 )
-from gguf2st.targets.common import Encoder, QuantizedFormat, int4_rungs, ragged
+from gguf2st.targets.common import IntegerEncoder, QuantizedFormat, int4_rungs, ragged
 from gguf2st.targets.names import check_undivided, cover, expressions
 from gguf2st.targets.options import Choices, TargetOptions
 
@@ -101,8 +102,8 @@ class Gptq(QuantizedFormat):
         }
 
 
-class _Encoder(Encoder):
-    def encode(self, start: int, values: Array) -> Iterator[Piece]:
+class _Encoder(IntegerEncoder):
+    def encode(self, start: int, values: Array | PackedRows) -> Iterator[Piece]:
         rows = self._integers(values, "F16")
         (out, columns), bits, stop = self.module.shape, self.module.scheme.bits, start + len(values)
         qweight = self._held("qweight", (columns * bits // 32, out), "I32", values)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from gguf2st.arrays import Array, to_host
+from gguf2st.gguf.blocks import PackedRows
 from gguf2st.quantize import IntegerGrid, IntegerRows, exact_rows
 from gguf2st.targets import nvfp4
 from gguf2st.targets.base import (
@@ -99,7 +100,11 @@ class Lossless(CompressedTensors):
 
 
 class _Encoder(CompressedTensorsEncoder):
-    def _integers(self, values: Array, scale_dtype: str) -> IntegerRows:
+    def __init__(self, module: Quantized, context: EncodeContext, dtype: str) -> None:
+        super().__init__(module, context, dtype)
+        self.takes_packed = False
+
+    def _integers(self, values: Array | PackedRows, scale_dtype: str) -> IntegerRows:
         # Whether values lie on a grid is found value by value, which suits no other device.
         values = to_host(values)
         scheme = self.module.scheme

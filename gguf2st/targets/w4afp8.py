@@ -15,6 +15,7 @@ import numpy as np
 
 from gguf2st.arrays import Array, rounded_to, signed
 from gguf2st.errors import UnsupportedError
+from gguf2st.gguf.blocks import PackedRows
 from gguf2st.quantize import pack_nibbles
 from gguf2st.targets.base import (
     EncodeContext,
@@ -25,7 +26,7 @@ from gguf2st.targets.base import (
     TensorSpec,
     register,
 )
-from gguf2st.targets.common import Encoder, QuantizedFormat, ragged
+from gguf2st.targets.common import IntegerEncoder, QuantizedFormat, ragged
 from gguf2st.targets.fp8 import (
     BLOCK_SCHEME,
     BlockEncoder,
@@ -108,8 +109,8 @@ class W4AFp8(QuantizedFormat):
         return {"quant_method": "w4afp8"}
 
 
-class _Encoder(Encoder):
-    def encode(self, start: int, values: Array) -> Iterator[Piece]:
+class _Encoder(IntegerEncoder):
+    def encode(self, start: int, values: Array | PackedRows) -> Iterator[Piece]:
         rows = self._integers(values, "BF16")
         # Codes are unsigned; flipping the top bit of a nibble subtracts 8.
         packed = pack_nibbles(rows.codes ^ 8)

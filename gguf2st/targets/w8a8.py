@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gguf2st.arrays import Array, rounded_to, signed
+from gguf2st.gguf.blocks import PackedRows
 from gguf2st.targets.base import (
     EncodeContext,
     ModuleEncoder,
@@ -18,7 +19,7 @@ from gguf2st.targets.base import (
     Scheme,
     register,
 )
-from gguf2st.targets.common import Encoder, RowScaledFormat
+from gguf2st.targets.common import IntegerEncoder, RowScaledFormat
 from gguf2st.targets.compressed import arguments, configuration, token_activations
 from gguf2st.targets.options import Choices, TargetOptions
 
@@ -48,12 +49,12 @@ class W8A8(RowScaledFormat):
         )
 
 
-class _Encoder(Encoder):
+class _Encoder(IntegerEncoder):
     def __init__(self, module: Quantized, context: EncodeContext, dtype: str) -> None:
         super().__init__(module, context)
         self._dtype = dtype
 
-    def encode(self, start: int, values: Array) -> Iterator[Piece]:
+    def encode(self, start: int, values: Array | PackedRows) -> Iterator[Piece]:
         rows = self._integers(values, self._dtype)
         # Codes are unsigned; flipping the top bit subtracts 128.
         yield self._piece("weight", start, signed(rows.codes ^ 0x80))

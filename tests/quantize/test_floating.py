@@ -17,7 +17,7 @@ from gguf2st.quantize import (
     quantize_mxfp4,
     quantize_nvfp4,
 )
-from gguf2st.quantize.floating import E4M3, E8M0, to_e4m3
+from gguf2st.quantize.floating import E4M3, E8M0
 from tests.quantize.oracle import TORCH, compress, decompress, extremes
 from tests.quantize.samples import importance, matrix, weighted_error
 
@@ -62,10 +62,19 @@ def test_casts_are_those_of_torch():
     ties = (np.sort(known)[1:] + np.sort(known)[:-1]) / 2
     spread = (rng.standard_normal(50000) * np.exp(rng.normal(0, 4, 50000))).astype(np.float32)
     beside = np.nextafter(ties, np.float32([[-1e9], [1e9]])).reshape(-1)
-    ends = np.array([0.0, -0.0, 3e38, -3e38, 1e-45, -1e-45, 464, -470], np.float32)
-    values = np.concatenate([known, ties, beside, spread, ends])
-    theirs = torch.from_numpy(values).clamp(-448, 448).to(torch.float8_e4m3fn)
-    assert np.array_equal(to_e4m3(values), theirs.view(torch.uint8).numpy())
+    ends = np.array([0.0, -0.0, 448, -448, 1e-45, -1e-45], np.float32)
+    values = np.concatenate([known, ties, beside, spread, ends]).clip(-448, 448)
+    rows = quantize_fp8_rows(values[None])
+    assert rows.scales == 1
+    theirs = torch.from_numpy(values).to(torch.float8_e4m3fn)
+    assert np.array_equal(rows.codes[0], theirs.view(torch.uint8).numpy())
+
+
+def test_what_a_rounded_scale_leaves_too_large_becomes_the_largest():
+    values = np.array([[627, -627, 100]], np.float32) * np.float32(2**-24)
+    rows = quantize_fp8_rows(values, "F16")
+    assert rows.scales == 2.0**-24  # 1.4 times as much was wanted
+    assert np.array_equal(E4M3[rows.codes], [[448, -448, 96]])
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gguf2st.gguf.blocks import PackedRows
 from gguf2st.quantize import IntegerGrid, ScaleRangeError, dequantize_rows, quantize_rows
+from tests.blocks.samples import KINDS, sound_bytes
 from tests.quantize.oracle import TORCH, round_to_nearest
 from tests.quantize.samples import importance, matrix, weighted_error
 
@@ -48,6 +51,35 @@ def test_rounding_to_nearest_is_that_of_compressed_tensors(bits, group, symmetri
     assert np.array_equal(rows.zeros, zeros)
     assert np.array_equal(rows.codes, codes)
     assert np.array_equal(back, theirs)
+
+
+# So many rows that 16 divides their groups or doesn't, and one kernel call takes several strips.
+@pytest.mark.parametrize("rows", [16, 37, 80])
+@pytest.mark.parametrize(("bits", "group", "symmetric"), GRIDS)
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "IQ3_XXS", "BF16"])
+def test_packed_rows_are_rounded_as_their_values(kind, bits, group, symmetric, rows):
+    block_type = KINDS[kind]
+    raw = sound_bytes(block_type, rows * 512 // block_type.block_size, seed=rows)
+    if kind == "BF16":
+        raw[:, 1] = 0x3D | raw[:, 1] & 0x82
+    values = gguf.quants.dequantize(raw.ravel(), gguf.GGMLQuantizationType[kind])
+    values = values.reshape(rows, 512)
+    packed = PackedRows(block_type, raw.reshape(rows, -1), 512)
+    found = quantize_rows(packed, IntegerGrid(bits, group, symmetric, "F16"), fit="rtn")
+    codes, scales, zeros, _ = round_to_nearest(values, bits, group, symmetric, "F16")
+    assert np.array_equal(found.scales, scales)
+    assert np.array_equal(found.zeros, zeros)
+    assert np.array_equal(found.codes, codes)
+    norm = np.square(values.astype(np.float64)).sum()
+    assert found.errors.norm == pytest.approx(norm, rel=1e-6)  # float32 sums of a line
+
+
+def test_packed_rows_that_cannot_be_rounded_are_refused():
+    kind = KINDS["Q8_0"]
+    raw = sound_bytes(kind, 16 * 16, seed=1).reshape(16, -1)
+    raw[9, 34 * 3 : 34 * 3 + 2] = 0, 0x7C  # an infinite scale
+    with pytest.raises(ValueError, match=r"row 9, column 96 holds .*(nan|inf), not a number"):
+        quantize_rows(PackedRows(kind, raw, 512), IntegerGrid(4, 32, True, "F16"), fit="rtn")
 
 
 @pytest.mark.parametrize("weighted", [False, True])

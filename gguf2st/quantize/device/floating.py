@@ -15,6 +15,7 @@ from gguf2st.quantize.device.arithmetic import (
     rounded_scales,
     spread,
 )
+from gguf2st.quantize.errors import MARGIN
 from gguf2st.quantize.floating import (
     BLOCK,
     E4M3,
@@ -27,7 +28,6 @@ from gguf2st.quantize.floating import (
     Fp8Rows,
     Values,
 )
-from gguf2st.quantize.lanes import MARGIN
 from gguf2st.quantize.weights import group_weights
 
 

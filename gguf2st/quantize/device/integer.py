@@ -23,9 +23,8 @@ from gguf2st.quantize.device.arithmetic import (
     rounded_scales,
     spread,
 )
-from gguf2st.quantize.errors import ErrorSums, ScaleRangeError
+from gguf2st.quantize.errors import MARGIN, ErrorSums, ScaleRangeError
 from gguf2st.quantize.integer import IntegerGrid, IntegerRows
-from gguf2st.quantize.lanes import MARGIN
 from gguf2st.quantize.weights import group_weights, not_finite
 
 Pair = tuple[Tensor, Tensor]

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gguf2st.quantize.lanes import MARGIN as _MARGIN
+from gguf2st.quantize.errors import MARGIN as _MARGIN
 
 # The widest group that fits into the registers of one program.
 WIDEST = 1 << 15
