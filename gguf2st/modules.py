@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gguf2st.mapping import Recipe
 from gguf2st.mapping.view import SOURCE_SHIFT, Source, View
+from gguf2st.scheme import Scheme
 from gguf2st.targets.names import is_expert, under_one_scale
 
 
@@ -150,3 +151,11 @@ def importance_of(
     if not mine.any():
         return None
     return mine if view.columns is None else mine[view.columns]
+
+
+def keeps_blocks(group: Sequence[Module], scheme: Scheme) -> bool:
+    """Whether blocks of all these modules can be kept, with the same factor where a scale is shared."""
+    sharing: dict[str, list[Module]] = {}
+    for module in group:
+        sharing.setdefault(scale_group(module), []).append(module)
+    return all(block_factor(modules, scheme.same_blocks) for modules in sharing.values())

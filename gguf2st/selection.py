@@ -13,9 +13,10 @@ from gguf2st.checkpoint.config import build_config
 from gguf2st.checkpoint.writer import spec_bytes
 from gguf2st.engines import ENGINES, Deployment, EngineRules, engine_named
 from gguf2st.errors import UnsupportedError, UsageError
+from gguf2st.expressions import check_used, compiled, matches
 from gguf2st.ladder import Step, preferred, rung_of_level, rungs_for, steps
 from gguf2st.mapping import Recipe, Resolution
-from gguf2st.modules import Module, block_factor, modules_of, scale_group
+from gguf2st.modules import Module, keeps_blocks, modules_of
 from gguf2st.options import PlanOptions
 from gguf2st.targets import DTYPE_BYTES, Quantized, Scheme, Target, target_named
 
@@ -56,15 +57,15 @@ class Selection:
         self._schemes = self._schemes or list(target.schemes())
         if not target.schemes():
             return
-        self._keep = _compiled("--keep", options.keep)
-        self._quantize = _compiled("--quantize", options.quantize)
+        self._keep = compiled("--keep", options.keep)
+        self._quantize = compiled("--quantize", options.quantize)
         self._all = {m.name: m for recipe in resolution.recipes for m in modules_of(recipe)}
         for option, patterns in (
             ("--keep", self._keep),
             ("--quantize", self._quantize),
             ("--scheme", [re.compile(pattern) for pattern, _ in options.target.mixed]),
         ):
-            _check_used(option, patterns, self._all)
+            check_used(option, patterns, self._all)
         self._rules = self._engine_rules(resolution)
         self._groups = self._joined()
         self._priorities = [_priority(group) for group in self._groups]
@@ -199,10 +200,10 @@ class Selection:
         return list(groups.values())
 
     def _reason_to_keep(self, module: Module) -> str | None:
-        if _matches(self._keep, module.name):
+        if matches(self._keep, module.name):
             return "kept on request"
         reason = module.recipe.unquantized
-        if reason is not None and _matches(self._quantize, module.name):
+        if reason is not None and matches(self._quantize, module.name):
             return self._rules.never(module.name)
         return reason
 
@@ -284,7 +285,7 @@ class Selection:
             return ()
         common = [s for s in offered[0] if all(s in others for others in offered)]
         if by_type:
-            return [s for s in common if not s.needs_maximum or _keeps_blocks(group, s)]
+            return [s for s in common if not s.needs_maximum or keeps_blocks(group, s)]
         if common:
             return common
         return max(
@@ -386,14 +387,6 @@ def as_read(target: Target, options: PlanOptions, resolution: Resolution) -> Tar
     return target_named(target.name, replace(options.target, variant=variant))
 
 
-def _keeps_blocks(group: Sequence[Module], scheme: Scheme) -> bool:
-    """Whether blocks of all these modules can be kept, with the same factor where a scale is shared."""
-    sharing: dict[str, list[Module]] = {}
-    for module in group:
-        sharing.setdefault(scale_group(module), []).append(module)
-    return all(block_factor(modules, scheme.same_blocks) for modules in sharing.values())
-
-
 def _priority(group: Sequence[Module]) -> int | None:
     """The place of a group's class: the first of its matrices'."""
     listed = (m.recipe.priority for m in group if m.recipe.priority is not None)
@@ -406,29 +399,3 @@ def _on_request(module: Module) -> bool:
     Measured, 4 bits cost an output head more than half of what they cost all other matrices together.
     """
     return module.recipe.unquantized is not None and module.recipe.component == "text"
-
-
-def _compiled(option: str, patterns: Sequence[str]) -> list[re.Pattern[str]]:
-    compiled = []
-    for pattern in patterns:
-        try:
-            compiled.append(re.compile(pattern))
-        except re.error as error:
-            raise UsageError(
-                f"{option} {pattern!r} isn't a regular expression ({error})."
-            ) from error
-    return compiled
-
-
-def _check_used(option: str, patterns: Sequence[re.Pattern[str]], names: Iterable[str]) -> None:
-    """Raise `UsageError` for an expression that says nothing: it is mistyped."""
-    for pattern in patterns:
-        if not any(map(pattern.search, names)):
-            raise UsageError(
-                f"{option} {pattern.pattern!r} matches no matrix of this model; their names look like "
-                f"{next(iter(names))}."
-            )
-
-
-def _matches(patterns: Sequence[re.Pattern[str]], name: str) -> bool:
-    return any(pattern.search(name) for pattern in patterns)

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from gguf2st.cli import parse_size
+from gguf2st.cli.parsing import parse_size
 from gguf2st.errors import UsageError
 from tests.gguf.files import craft, entry, text_key, write_gguf
 

@@ -1,0 +1,5 @@
+"""`python -m gguf2st.cli`."""
+
+from gguf2st.cli import main
+
+main()
