@@ -3,7 +3,8 @@
 Sources of the layouts: compressed_tensors' compressors/pack_quantized/helpers.py
 (`unpack_from_int32`), naive_quantized/base.py, nvfp4/base.py and mxfp4/base.py; AutoAWQ's
 utils/packing_utils.py; GPTQModel's nn_modules/qlinear/torch.py; transformers'
-integrations/finegrained_fp8.py and mxfp4.py; SGLang's test of cutlass_w4a8_moe. Nothing here is
+integrations/finegrained_fp8.py and mxfp4.py; SGLang's test of cutlass_w4a8_moe and its
+modelopt_quant.py. Nothing here is
 shared with what encodes these formats.
 """
 
@@ -11,24 +12,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gguf2st.buffers import Buffers
 from gguf2st.errors import InputError
 from gguf2st.scheme import Scheme
-from gguf2st.verification.numbers import E2M1, exponents, floats, opened
+from gguf2st.verification.grids import E2M1_SPACING, Grid, Rows, Runs, floating, integers, runs_of
+from gguf2st.verification.numbers import E2M1, EIGHT_BITS, exponents, floats, opened
 from gguf2st.verification.stored import FLOATS, Layout, Stored
 
-Rows = npt.NDArray[np.float32]
 Array = npt.NDArray[np.generic]
 CHUNK_WEIGHTS = 4 << 20
 # What is packed or scaled together begins at a multiple of this many rows.
 ROW_MULTIPLE = 128
 # Where in a word of AWQ's "gemm" order each of eight outputs lies.
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+_AWQ_PLACES = np.array((0, 4, 1, 5, 2, 6, 3, 7)) * 4
+_GLOBAL_SCALES = ("weight_global_scale", "weight_scale_2")
+_ONE, _NONE = np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)
+
+_buffers = Buffers()
 
 
 @dataclass(frozen=True)
@@ -42,27 +49,6 @@ class Decoding:
     zeros_less_one: bool = True
     block: tuple[int, int] | None = None
     symmetric: bool = False
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Rows (rows, in) of a matrix as levels of a number type, times a factor.
-
-    `kind` is "int", "e2m1" or the safetensors dtype of the levels. `factors` and `zeros`, (rows, in)
-    or something that broadcasts to it, are those of each value; codes of `bits` bits are
-    levels + zeros.
-    """
-
-    levels: Rows
-    factors: Rows | np.float32
-    kind: str
-    bits: int = 0
-    zeros: Rows | np.float32 | float = 0.0
-
-    @property
-    def values(self) -> Rows:
-        """What the rows stand for."""
-        return np.asarray(self.levels * self.factors, np.float32)
 
 
 RowsOf = Callable[[int, int], Grid]
@@ -148,7 +134,8 @@ def _wanted(matrix: Stored, decoding: Decoding) -> dict[str, list[tuple[int, ...
             shapes: list[tuple[int, ...]] = [(), (1,), (1, 1), (out,), (out, groups)]
             return dict.fromkeys(("weight_scale", "weight_scale_inv", "weight_zero_point"), shapes)
         case _:
-            return {"weight_scale": [(out, groups)], "weight_global_scale": [(), (1,)]}
+            found: dict[str, list[tuple[int, ...]]] = {"weight_scale": [(out, groups)]}
+            return found | {leaf: [(), (1,)] for leaf in _GLOBAL_SCALES}
 
 
 def _groups(matrix: Stored) -> int:
@@ -185,27 +172,38 @@ def _dense(matrix: Stored, arrays: _Arrays, decoding: Decoding) -> RowsOf:
     ((leaf, array),) = arrays.items()
     dtype = matrix.leaves[leaf].dtype
     rows = array.reshape(matrix.shape)
-    one = np.float32(1)
-    return lambda start, stop: Grid(floats(rows[start:stop], dtype), one, dtype)
+    return lambda start, stop: dense(rows[start:stop], dtype)
+
+
+def dense(rows: Array, dtype: str) -> Grid:
+    """Unquantized rows (rows, in)."""
+    numbers = _room(*rows.shape)
+    if dtype == "BF16":
+        np.left_shift(rows, 16, out=numbers.view(np.uint32), dtype=np.uint32)
+    elif dtype == "F16":
+        _kernels().widen_halves(rows.view(np.uint16), numbers)
+    else:
+        np.copyto(numbers, rows, "same_kind")
+    return Grid(numbers, _ONE, _NONE, _even(rows.shape[1], 1), floating(dtype))
 
 
 def _packed(matrix: Stored, arrays: _Arrays, decoding: Decoding) -> RowsOf:
     """Codes along a row, the first in the lowest bits; zero points down a column."""
     scheme, (_, columns) = _scheme(matrix), matrix.shape
-    bits, half = scheme.bits, np.float32(1 << (scheme.bits - 1))
+    bits = scheme.bits
     codes, zeros = arrays["weight_packed"], arrays.get("weight_zero_point")
     scales, dtype = arrays["weight_scale"], matrix.leaves["weight_scale"].dtype
+    table, runs = np.arange(1 << bits, dtype=np.float32), _even(columns, scales.shape[1])
 
     def rows(start: int, stop: int) -> Grid:
-        points: Rows | np.float32 = half
+        points = np.full((1, 1), 1 << (bits - 1), np.float32)
         if zeros is not None:
             per = 32 // bits
             words = zeros[start // per : -(-stop // per)]
-            column = _unpacked(words, bits, 0)[: stop - start].astype(np.float32)
-            points = _widened(column, columns)
-        levels = _unpacked(codes[start:stop], bits, 1)[:, :columns].astype(np.float32) - points
-        factors = _widened(floats(scales[start:stop], dtype), columns)
-        return Grid(levels, factors, "int", bits, points)
+            points = _unpacked(words, bits, 0)[: stop - start].astype(np.float32)
+        numbers = _looked_up(codes[start:stop], bits, table, columns)
+        factors = floats(scales[start:stop], dtype)
+        return Grid(numbers, factors, points, runs, integers(0, (1 << bits) - 1))
 
     return rows
 
@@ -213,19 +211,23 @@ def _packed(matrix: Stored, arrays: _Arrays, decoding: Decoding) -> RowsOf:
 def _awq(matrix: Stored, arrays: _Arrays, decoding: Decoding) -> RowsOf:
     """Eight outputs in a word, in the "gemm" order."""
     _, columns = matrix.shape
-    shifts = np.array(_AWQ_PLACES, np.uint32) * 4
+    runs = _even(columns, len(arrays["scales"]))
 
-    def nibbles(words: Array, start: int, stop: int) -> Rows:
-        part = np.ascontiguousarray(words[:, start // 8 : -(-stop // 8)]).view(np.uint32)
-        found = (part[:, :, None] >> shifts) & np.uint32(15)
-        return found.reshape(len(part), -1)[:, : stop - start].T.astype(np.float32)
+    def nibbles(words: Array, start: int, stop: int, numbers: Rows) -> Rows:
+        _kernels().unpack_outputs(
+            _words(words)[:, start // 8 : -(-stop // 8)], _AWQ_PLACES, 15, numbers
+        )
+        return numbers
 
     def rows(start: int, stop: int) -> Grid:
-        scales = floats(arrays["scales"][:, start:stop], matrix.leaves["scales"].dtype).T
+        scales = floats(arrays["scales"][:, start:stop], matrix.leaves["scales"].dtype)
+        scales = np.ascontiguousarray(scales.T)
         zeros = arrays.get("qzeros")
-        points = np.float32(8) if zeros is None else _widened(nibbles(zeros, start, stop), columns)
-        levels = nibbles(arrays["qweight"], start, stop) - points
-        return Grid(levels, _widened(scales, columns), "int", 4, points)
+        points = np.full(scales.shape, 8, np.float32)
+        if zeros is not None:
+            points = nibbles(zeros, start, stop, points)
+        numbers = nibbles(arrays["qweight"], start, stop, _room(stop - start, columns))
+        return Grid(numbers, scales, points, runs, integers(0, 15))
 
     return rows
 
@@ -238,27 +240,28 @@ def _gptq(matrix: Stored, arrays: _Arrays, decoding: Decoding) -> RowsOf:
     bits, (_, columns) = _scheme(matrix).bits, matrix.shape
     per, mask = 32 // bits, (1 << bits) - 1
     scales, zeros, order = arrays["scales"], arrays.get("qzeros"), arrays.get("g_idx")
-    groups = len(scales)
-    group = np.arange(columns) // max(1, columns // groups)
+    groups = np.arange(columns) // max(1, columns // len(scales))
     if order is not None:
-        group = np.asarray(order).astype(np.intp)
-    if len(group) and not 0 <= group.min() <= group.max() < groups:
+        groups = np.array(order, np.int64)
+    if len(groups) and not 0 <= groups.min() <= groups.max() < len(scales):
         raise InputError(
-            f"{matrix.name}.g_idx has group {group.max()}, and there are {groups}; fetch it again."
+            f"{matrix.name}.g_idx has group {groups.max()}, and there are {len(scales)}; fetch it again."
         )
+    runs = runs_of(groups)
 
     def rows(start: int, stop: int) -> Grid:
-        codes = _unpacked(arrays["qweight"][:, start:stop], bits, 0)[:columns]
-        if zeros is None:
-            points = np.full((groups, stop - start), 1 << (bits - 1), np.uint32)
-        else:
+        points = np.full((1, 1), 1 << (bits - 1), np.float32)
+        if zeros is not None:
             words = zeros[:, start // per : -(-stop // per)]
-            points = _unpacked(words, bits, 1)[:, : stop - start]
+            codes = _unpacked(words, bits, 1)[:, : stop - start]
             if decoding.zeros_less_one:
-                points = (points + np.uint32(1)) & np.uint32(mask)
-        factors = floats(scales[:, start:stop], matrix.leaves["scales"].dtype)[group].T
-        zero = points.astype(np.float32)[group].T
-        return Grid(np.ascontiguousarray(codes.T) - zero, factors, "int", bits, zero)
+                codes = (codes + np.uint32(1)) & np.uint32(mask)
+            points = np.ascontiguousarray(codes.T, np.float32)
+        numbers = _room(stop - start, columns)
+        _kernels().unpack_inputs(_words(arrays["qweight"])[:, start:stop], bits, numbers)
+        factors = floats(scales[:, start:stop], matrix.leaves["scales"].dtype)
+        factors = np.ascontiguousarray(factors.T)
+        return Grid(numbers, factors, points, runs, integers(0, mask))
 
     return rows
 
@@ -267,57 +270,62 @@ def _codes(matrix: Stored, arrays: _Arrays, decoding: Decoding) -> RowsOf:
     """One byte for a weight; scales of a matrix, of rows, of groups of a row, or of blocks."""
     out, columns = matrix.shape
     weight, scheme = matrix.leaves["weight"], _scheme(matrix)
-    kind = "int" if weight.dtype == "I8" else weight.dtype
+    signed = weight.dtype == "I8"
+    table = (
+        np.arange(256).astype(np.int8).astype(np.float32) if signed else EIGHT_BITS[weight.dtype]
+    )
+    spacing = integers(-128, 127) if signed else floating(weight.dtype)
     leaf = "weight_scale_inv" if "weight_scale_inv" in arrays else "weight_scale"
     scales = floats(arrays[leaf], matrix.leaves[leaf].dtype)
     zeros = arrays.get("weight_zero_point")
     down, across = decoding.block or (scheme.block_rows, scheme.group_size or columns)
     if scales.size == 1 or scheme.block_rows == 1:
-        down, across = 1, 0
-        scales = np.broadcast_to(scales.reshape(1, 1), (out, 1)) if scales.size == 1 else scales
+        scales = np.broadcast_to(scales.reshape(-1, 1), (out, 1)) if scales.size == 1 else scales
         scales = scales.reshape(out, -1)
+        down, across = 1, columns // scales.shape[1]
+    runs = runs_of(np.arange(columns) // max(1, across))
 
     def rows(start: int, stop: int) -> Grid:
-        levels = floats(arrays["weight"][start:stop], weight.dtype)
-        zero: Rows | np.float32 = np.float32(0)
+        numbers = _looked_up(arrays["weight"][start:stop], 8, table, columns)
+        zero = _NONE
         if zeros is not None:
             points = np.asarray(zeros).astype(np.float32)
             points = points.reshape(-1, 1) if points.size in (1, out) else points
-            zero = points if points.size == 1 else _widened(points[start:stop], columns)
-            levels = levels - zero
-        scale = scales[np.arange(start, stop) // down]
-        blocks = np.repeat(scale, across, axis=1)[:, :columns] if across else None
-        factors = _widened(scale, columns) if blocks is None else blocks
-        return Grid(levels, factors, kind, 8, zero + np.float32(128))
+            zero = points if points.size == 1 else points[start:stop]
+        return Grid(numbers, scales[np.arange(start, stop) // down], zero, runs, spacing)
 
     return rows
 
 
 def _half_bytes(matrix: Stored, arrays: _Arrays, decoding: Decoding) -> RowsOf:
     """Two codes of two's complement in a byte, the even column in the lower half."""
-    _, columns = matrix.shape
-    dtype = matrix.leaves["weight_scale_inv"].dtype
+    (_, columns), scales = matrix.shape, arrays["weight_scale_inv"]
+    dtype, runs = matrix.leaves["weight_scale_inv"].dtype, _even(columns, scales.shape[1])
+    table = np.array((*range(8), *range(-8, 0)), np.float32)
 
     def rows(start: int, stop: int) -> Grid:
-        levels = _halves(np.asarray(arrays["weight"][start:stop]).view(np.uint8)).astype(np.float32)
-        levels -= np.float32(16) * (levels > 7)
-        factors = _widened(floats(arrays["weight_scale_inv"][start:stop], dtype), columns)
-        return Grid(levels, factors, "int", 4, np.float32(8))
+        numbers = _looked_up(arrays["weight"][start:stop], 4, table, columns)
+        return Grid(numbers, floats(scales[start:stop], dtype), _NONE, runs, integers(-8, 7))
 
     return rows
 
 
 def _nvfp4(matrix: Stored, arrays: _Arrays, decoding: Decoding) -> RowsOf:
-    """E2M1 codes, an E4M3 scale for each 16 of them, divided by one float32 scale of all."""
-    _, columns = matrix.shape
-    scale = matrix.leaves["weight_scale"]
-    shared = arrays.get("weight_global_scale")
-    divisor = np.float32(1) if shared is None else np.float32(np.asarray(shared).reshape(-1)[0])
+    """E2M1 codes, an E4M3 scale for each 16 of them, and one float32 scale of all.
+
+    Compressed-tensors divides by that, ModelOpt multiplies with it.
+    """
+    (_, columns), scales = matrix.shape, arrays["weight_scale"]
+    dtype, runs = matrix.leaves["weight_scale"].dtype, _even(columns, scales.shape[1])
+    codes = arrays["weight" if matrix.layout is Layout.MODELOPT else "weight_packed"]
+    divisor, factor = (
+        np.asarray(arrays.get(leaf, _ONE), np.float32).reshape(-1)[0] for leaf in _GLOBAL_SCALES
+    )
 
     def rows(start: int, stop: int) -> Grid:
-        factors = floats(arrays["weight_scale"][start:stop], scale.dtype) / divisor
-        levels = E2M1[_halves(arrays["weight_packed"][start:stop])]
-        return Grid(levels, _widened(factors, columns), "e2m1", 4)
+        numbers = _looked_up(codes[start:stop], 4, E2M1, columns)
+        factors = floats(scales[start:stop], dtype) / divisor * factor
+        return Grid(numbers, factors, _NONE, runs, E2M1_SPACING)
 
     return rows
 
@@ -328,11 +336,12 @@ def _mxfp4(matrix: Stored, arrays: _Arrays, decoding: Decoding) -> RowsOf:
     stacked = "blocks" in arrays
     codes = arrays["blocks"] if stacked else arrays["weight_packed"]
     scales = arrays["scales"] if stacked else arrays["weight_scale"]
-    codes = codes.reshape(len(codes), -1)
+    codes, runs = codes.reshape(len(codes), -1), _even(columns, scales.shape[1])
 
     def rows(start: int, stop: int) -> Grid:
+        numbers = _looked_up(codes[start:stop], 4, E2M1, columns)
         factors = exponents(np.asarray(scales[start:stop]).view(np.uint8))
-        return Grid(E2M1[_halves(codes[start:stop])], _widened(factors, columns), "e2m1", 4)
+        return Grid(numbers, factors, _NONE, runs, E2M1_SPACING)
 
     return rows
 
@@ -345,6 +354,7 @@ _DECODERS: dict[Layout, Callable[[Stored, _Arrays, Decoding], RowsOf]] = {
     Layout.CODES: _codes,
     Layout.HALF_BYTES: _half_bytes,
     Layout.NVFP4: _nvfp4,
+    Layout.MODELOPT: _nvfp4,
     Layout.MXFP4: _mxfp4,
     Layout.STACKED: _mxfp4,
 }
@@ -356,6 +366,34 @@ def _scheme(matrix: Stored) -> Scheme:
     return matrix.scheme
 
 
+def _kernels() -> Any:
+    """The compiled loops; importing numba takes a while, and most of what imports this doesn't decode."""
+    from gguf2st.verification import kernels  # noqa: PLC0415
+
+    return kernels
+
+
+def _room(rows: int, columns: int) -> Rows:
+    return _buffers.take("numbers", (rows, columns), np.float32)
+
+
+def _looked_up(codes: Array, bits: int, table: Rows, columns: int) -> Rows:
+    """Numbers (rows, columns) of a table whose codes lie along rows, the first in the lowest bits."""
+    numbers = _room(len(codes), columns)
+    _kernels().unpack(np.asarray(codes).view(np.uint8), bits, table, numbers)
+    return numbers
+
+
+def _words(array: Array) -> npt.NDArray[np.uint32]:
+    return np.asarray(array).view(np.uint32)
+
+
+@lru_cache(256)
+def _even(columns: int, groups: int) -> Runs:
+    """Groups of equally many columns."""
+    return runs_of(np.arange(columns) // max(1, columns // max(1, groups)))
+
+
 def _unpacked(words: Array, bits: int, axis: int) -> npt.NDArray[np.uint32]:
     """The codes of 32-bit words, the lowest bits first, in place of the words of an axis."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
@@ -365,15 +403,3 @@ def _unpacked(words: Array, bits: int, axis: int) -> npt.NDArray[np.uint32]:
     shape = [*words.shape]
     shape[axis] *= len(shifts)
     return codes.reshape(shape)
-
-
-def _halves(codes: Array) -> npt.NDArray[np.intp]:
-    """Nibbles of bytes, the lower first."""
-    whole = np.asarray(codes).view(np.uint8)
-    low_high = np.stack((whole & 15, whole >> 4), axis=-1)
-    return low_high.reshape(len(codes), -1).astype(np.intp)
-
-
-def _widened(values: Rows, columns: int) -> Rows:
-    """One value for each column from one for each group of them."""
-    return np.repeat(values, columns // values.shape[1], axis=1)

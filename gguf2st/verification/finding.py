@@ -82,7 +82,8 @@ class Rule:
     """One invariant. `title` is its name in a few words; `check`'s docstring has the source.
 
     `needs` says what must be known for it: the names of the "layers" that engines build, or
-    all "tensors" that the model class has. `deep` rules read values.
+    all "tensors" that the model class has. `deep` rules read values; `against` ones compare them with
+    a GGUF, and it is the comparison that finds what breaks them.
     """
 
     id: str
@@ -91,6 +92,7 @@ class Rule:
     check: Check
     needs: tuple[str, ...] = ()
     deep: bool = False
+    against: bool = False
 
     @property
     def doc(self) -> str:
@@ -108,11 +110,12 @@ def rule(
     *,
     needs: tuple[str, ...] = (),
     deep: bool = False,
+    against: bool = False,
 ) -> Callable[[Check], Check]:
     """Register a check as the rule of that id."""
 
     def register(check: Check) -> Check:
-        RULES[identity] = Rule(identity, title, engines, check, needs, deep)
+        RULES[identity] = Rule(identity, title, engines, check, needs, deep, against)
         return check
 
     return register

@@ -54,8 +54,8 @@ def floats(elements: npt.NDArray[np.generic], dtype: str) -> npt.NDArray[np.floa
         return (found.astype(np.uint32) << 16).view(np.float32)
     if dtype in ("F8_E8M0", "U8"):
         return exponents(found.astype(np.uint8))
-    if dtype in _SMALL:
-        small: npt.NDArray[np.float32] = _SMALL[dtype][found.astype(np.intp)]
+    if dtype in EIGHT_BITS:
+        small: npt.NDArray[np.float32] = EIGHT_BITS[dtype][found.astype(np.intp)]
         return small
     return found.astype(np.float32)
 
@@ -97,4 +97,5 @@ _E4M3, _E5M2 = _eight_bits(4, 7), _eight_bits(5, 15)
 _E4M3[[127, 255]] = np.nan
 _E5M2[[124, 252]] = [np.inf, -np.inf]
 _E5M2[[125, 126, 127, 253, 254, 255]] = np.nan
-_SMALL = {"F8_E4M3": _E4M3, "F8_E5M2": _E5M2}
+# What the codes of a type stand for.
+EIGHT_BITS = {"F8_E4M3": _E4M3, "F8_E5M2": _E5M2}

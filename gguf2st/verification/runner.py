@@ -94,7 +94,7 @@ def verify_view(
     findings = [
         finding
         for rule in RULES.values()
-        if deep or not rule.deep
+        if (deep or not rule.deep) and not rule.against
         for finding in _findings(rule, context)
         if not finding.engine or finding.engine in asked
     ]

@@ -4,7 +4,7 @@ Nothing here looks at names of layers, and little at the configuration: layouts 
 their leaves ("qweight", "weight_packed") and dtypes, schemes by ratios of shapes.
 Sources of the layouts: AutoAWQ modules/linear/gemm.py, GPTQModel nn_modules/qlinear,
 compressed_tensors/compressors/*/base.py, transformers integrations/finegrained_fp8.py,
-mxfp4.py, SGLang's w4afp8.py.
+mxfp4.py, SGLang's w4afp8.py and modelopt_quant.py (`ModelOptFp4LinearMethod`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ COMPANIONS = frozenset(
     {
         "weight_packed",
         "weight_scale",
+        "weight_scale_2",
         "weight_scale_inv",
         "weight_zero_point",
         "weight_shape",
@@ -49,6 +50,7 @@ class Layout(StrEnum):
     DENSE = "unquantized"
     PACKED = "pack-quantized"
     NVFP4 = "nvfp4"
+    MODELOPT = "modelopt nvfp4"
     MXFP4 = "mxfp4"
     CODES = "one byte a weight"
     HALF_BYTES = "w4afp8"
@@ -185,6 +187,9 @@ def _codes(name: str, leaves: dict[str, Tensor], hints: Hints) -> Stored | None:
     scale = leaves.get("weight_scale_inv", leaves.get("weight_scale"))
     if scale is None:
         return None
+    if codes.dtype == "U8" and "weight_scale_2" in leaves and len(scale.shape) == 2:
+        scheme = Scheme("nvfp4", 4, _group(2 * columns, scale.shape[1], hints))
+        return Stored(name, Layout.MODELOPT, leaves, (out, 2 * columns), scheme)
     if codes.dtype in ("I8", "U8") and "weight_scale_inv" in leaves:
         scheme = Scheme("int", 4, _group(2 * columns, scale.shape[-1] if scale.shape else 1, hints))
         return Stored(name, Layout.HALF_BYTES, leaves, (out, 2 * columns), scheme)

@@ -476,6 +476,21 @@ def experts_packed_in_a_stack(edit: Edit) -> None:
     edit.tensors |= stacks
 
 
+@case("D-28", ("qwen3moe", "bf16"), {"sglang": "silently wrong"})
+def experts_in_a_stack(edit: Edit) -> None:
+    """Unquantized experts in one tensor for gate and up, and one for down, as Qwen3.5's."""
+    experts = sorted({name.partition(".experts.")[0] for name in edit.names(".experts.")})
+    for block in experts:
+        parts = {}
+        for part in ("gate", "up", "down"):
+            names = [n for n in edit.names(f"{block}.experts.") if f".{part}_proj." in n]
+            names.sort(key=lambda name: int(name.split(".experts.")[1].split(".")[0]))
+            parts[part] = torch.stack([edit.tensors.pop(name) for name in names])
+        gate_up = torch.cat((parts["gate"], parts["up"]), 1)
+        edit.tensors[f"{block}.experts.gate_up_proj"] = gate_up
+        edit.tensors[f"{block}.experts.down_proj"] = parts["down"]
+
+
 @case(
     "D-29",
     ("qwen35", "ct"),

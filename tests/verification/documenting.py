@@ -12,7 +12,7 @@ def rules_table() -> str:
     for name in sorted(RULES, key=lambda name: (name[0], int(name[2:]))):
         rule = RULES[name]
         what = rule.doc.partition(" Source:")[0]
-        deep = " (`--deep`)" if rule.deep else ""
+        deep = " (`--deep`)" if rule.deep else " (`--against`)" if rule.against else ""
         lines.append(
             f"| {name} | {what.replace('|', chr(92) + '|')}{deep} | {', '.join(rule.engines)} |"
         )

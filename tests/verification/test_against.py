@@ -217,16 +217,11 @@ def the_one(edit: Edit) -> list[str]:
 
 
 def value_heads(edit: Edit) -> list[str]:
-    """As llama.cpp stores them: all first heads of the key heads, then all second ones."""
-    names = edit.names("layers.0.linear_attn.in_proj_z.weight")
-    names += edit.names("layers.0.linear_attn.out_proj.weight")
-    keys, heads = edit.text["linear_num_key_heads"], edit.text["linear_num_value_heads"]
-    gate, out = (edit.tensors[name] for name in names)
-    for name, rows in ((names[0], gate), (names[1], out.T)):
-        tiled = rows.reshape(keys, heads // keys, -1, rows.shape[1]).transpose(0, 1)
-        tiled = tiled.reshape(rows.shape)
-        edit.tensors[name] = tiled if name == names[0] else tiled.T
-    return names
+    """Of one matrix, and not as anyone would store them."""
+    (name,) = edit.names("layers.0.linear_attn.in_proj_z.weight")
+    heads, rows = edit.text["linear_num_value_heads"], edit.tensors[name]
+    edit.tensors[name] = rows.view(heads, -1, rows.shape[1]).flip(0).reshape(rows.shape)
+    return [name]
 
 
 def decays(edit: Edit) -> list[str]:
@@ -279,6 +274,86 @@ def test_what_is_wrong_is_named(
     assert {subject for f in found for subject in f.subjects} == set(changed)
     assert all(f.fatal for f in found) and not report.right
     assert any(re.search(reason, f.reason) for f in found), [f.reason for f in found]
+
+
+def reordered(edit: Edit, how: str) -> list[str]:
+    """Value heads of the first block of Qwen3.5 or Qwen3-Next, wherever they are, in another order."""
+    keys, values = edit.text["linear_num_key_heads"], edit.text["linear_num_value_heads"]
+    head, key = edit.text["linear_value_head_dim"], edit.text["linear_key_head_dim"]
+    shape = (keys, values // keys) if how == "tiled" else (values // keys, keys)
+
+    def turned(rows: torch.Tensor) -> torch.Tensor:
+        """Heads along the first axis."""
+        return rows.reshape(*shape, -1, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
+
+    def behind(rows: torch.Tensor, kept: int) -> torch.Tensor:
+        return torch.cat((rows[:kept], turned(rows[kept:])))
+
+    names = edit.names("layers.0.linear_attn.")
+    changed = []
+    for name in names:
+        tensor, leaf = edit.tensors[name], name.partition("linear_attn.")[2]
+        if leaf in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias"):
+            tensor = turned(tensor)
+        elif leaf in ("in_proj_qkv.weight", "conv1d.weight"):
+            tensor = behind(tensor, 2 * keys * key)
+        elif leaf == "out_proj.weight":
+            tensor = turned(tensor.T.contiguous()).T
+        elif leaf == "in_proj_qkvz.weight":  # of each key head q, k, its values, its gates
+            parts = tensor.view(keys, -1, tensor.shape[1])
+            kept, rest = parts[:, : 2 * key], parts[:, 2 * key :]
+            rest = rest.reshape(keys, 2, -1, tensor.shape[1]).transpose(0, 1)
+            rest = torch.stack([turned(part.reshape(values * head, -1)) for part in rest])
+            rest = (
+                rest.view(2, keys, -1, tensor.shape[1])
+                .transpose(0, 1)
+                .reshape(keys, -1, tensor.shape[1])
+            )
+            tensor = torch.cat((kept, rest), 1).reshape(tensor.shape)
+        else:
+            continue
+        if not torch.equal(tensor, edit.tensors[name]):
+            changed.append(name)
+        edit.tensors[name] = tensor.contiguous()
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [(QWEN35, 8), ("qwen3next-Q3_K_M", 5)], ids=["qwen35", "qwen3next"]
+)
+@pytest.mark.parametrize("how", ["tiled", "twice"])
+def test_value_heads_in_another_order(name: str, count: int, how: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    assert not compared(converted(case, "bf16"), case).of("D-41")
+    edit = opened(converted(case, "bf16"))
+    changed = reordered(edit, how)
+    report = compared(edit.write(tmp_path / "broken", converted(case, "bf16")), case)
+    found = report.of("D-41")
+    assert {subject for f in found for subject in f.subjects} == set(changed) and len(
+        changed
+    ) == count
+    assert all(("are tiled" if how == "tiled" else "once too often") in f.reason for f in found)
+    assert all(f.fatal for f in found) and not report.right and not report.of("A-01")
+
+
+def test_modelopt(tmp_path: Path) -> None:
+    """Its NVFP4 names codes differently and multiplies with what compressed-tensors divides by."""
+    case = CASES[LLAMA]
+    edit = opened(converted(case, "nvfp4"))
+    for name in edit.names("weight_packed"):
+        module = name.removesuffix(".weight_packed")
+        edit.tensors[f"{module}.weight"] = edit.tensors.pop(name)
+        shared = edit.tensors.pop(f"{module}.weight_global_scale")
+        edit.tensors[f"{module}.weight_scale_2"] = (1 / shared).reshape(())
+        edit.tensors.pop(f"{module}.input_global_scale", None)
+    edit.config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    report = compared(edit.write(tmp_path / "modelopt", converted(case, "nvfp4")), case)
+    assert report.against is not None and not report.against.left_out
+    assert {f.agreement for f in report.against.figures} == {"same"} and not about_values(report)
+    assert any(f.scheme.startswith("nvfp4") for f in report.against.figures)
+    edit.tensors["model.layers.1.mlp.down_proj.weight_scale_2"] *= 2
+    report = compared(edit.write(tmp_path / "broken", converted(case, "nvfp4")), case)
+    assert "2 times" in report.of("A-01")[0].reason
 
 
 @pytest.mark.parametrize("where", ["there", "here"])

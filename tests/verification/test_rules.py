@@ -1,5 +1,6 @@
 """Every rule fires on a checkpoint that breaks it, and not on the one that differs in that alone."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,44 @@ def _nothing() -> None:
 EMPTY = _nothing.__code__.co_code
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            {
+                "quantization": {
+                    "quant_algo": "NVFP4",
+                    "group_size": 16,
+                    "exclude_modules": ["lm_head"],
+                }
+            },
+            "",
+        ),
+        ({"quant_algo": "nvfp4", "ignore": ["lm_head"], "quant_method": "modelopt"}, ""),
+        ({"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}, "(quant_algo)"),
+        ({"quantization": {"quant_algo": "NVFP4", "exclude_modules": []}}, "(exclude_modules)"),
+        ({"quantization": {"quant_algo": "NVFP4", "group_size": 32}}, "(group_size)"),
+    ],
+)
+def test_modelopt_says_it_twice(said: dict[str, object], reason: str, tmp_path: Path) -> None:
+    """Both engines read config.json, and hf_quant_config.json where that says nothing."""
+    edit = opened(base("llama", "bf16"))
+    settings = {"quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
+    edit.config["quantization_config"] = {"quant_method": "modelopt", **settings}
+    directory = edit.write(tmp_path / "one", base("llama", "bf16"))
+    (directory / "hf_quant_config.json").write_text(json.dumps(said))
+    found = gguf2st.verify(directory).of("D-29")
+    assert [f.subjects for f in found] == [("hf_quant_config.json",)] * bool(reason)
+    assert all(reason in f.reason and f.effect is Effect.RISK for f in found)
+    del edit.config["quantization_config"]
+    directory = edit.write(tmp_path / "other", base("llama", "bf16"))
+    (directory / "hf_quant_config.json").write_text(json.dumps(said))
+    found = gguf2st.verify(directory).of("D-29")
+    assert [f.engine for f in found] == ["hf"]
+
+
 def test_every_rule_has_a_case() -> None:
-    shallow = {name for name, rule in RULES.items() if not rule.deep}
+    shallow = {name for name, rule in RULES.items() if not rule.deep and not rule.against}
     assert shallow == {case.rule for case in CASES}
 
 

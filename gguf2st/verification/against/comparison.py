@@ -15,6 +15,7 @@ from gguf2st.verification.against.families import FAMILIES, Family, Tower, famil
 from gguf2st.verification.against.findings import findings_of
 from gguf2st.verification.against.folding import WRITERS, Fold, folds, row_factors
 from gguf2st.verification.against.forward import DRAFT, TEXT, VISION, Item, forward, items_of
+from gguf2st.verification.against.heads import other_orders
 from gguf2st.verification.against.measuring import (
     NONE,
     Agreement,
@@ -28,10 +29,13 @@ from gguf2st.verification.against.measuring import (
 from gguf2st.verification.against.places import Place, Sizes
 from gguf2st.verification.against.result import Comparison, Figures, Pair
 from gguf2st.verification.context import Context
-from gguf2st.verification.decoding import Rows, decoding_of, refusal
+from gguf2st.verification.decoding import decoding_of, refusal
+from gguf2st.verification.grids import Rows
 
 # Each holds chunks of its own, some tens of megabytes.
-_THREADS = 8
+_THREADS = min(
+    8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+)
 _SOUND = (Agreement.SAME, Agreement.SCALED, Agreement.APART)
 
 
@@ -101,9 +105,13 @@ class _Run:
                 self._say("the checkpoint has no MTP blocks, so those of the GGUF weren't compared")
             else:
                 self._uncovered.append(name)
-        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-            pairs = list(pool.map(lambda place: self._compared(place, tensors), found.places))
-        self._pairs |= {pair.place: pair for pair in pairs if pair is not None}
+        # Large ones first, so that no thread is left with one at the end.
+        order = sorted(found.places, key=lambda place: -place.height * place.width)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            pairs = pool.map(lambda place: self._compared(place, tensors), order)
+            judged = dict(zip(order, pairs, strict=True))
+        kept = ((place, judged[place]) for place in found.places)
+        self._pairs |= {place: pair for place, pair in kept if pair is not None}
 
     def vision(self, items: list[Item], model: GgufModel) -> None:
         """Compare the vision tower, if there is one on both sides."""
@@ -130,7 +138,7 @@ class _Run:
         scale = tensors.get(f"{place.gguf.removesuffix('.weight')}.scale")
         rows = GgufRows(tensor, max(1, place.width))
         if scale is not None and tensor.kind.name == "NVFP4":
-            rows.scale = GgufRows(scale, 1).take(np.arange(scale.elements)).reshape(-1)
+            rows.scale = GgufRows(scale, 1).take(np.arange(scale.elements)).reshape(-1).copy()
         self._rows[place] = rows
         matrix = len(tensor.shape) in (2, 3) and tensor.columns != place.width
         if matrix or tensor.elements % rows.width or place.first + place.height > rows.height:
@@ -241,6 +249,18 @@ class _Run:
                 self._pairs[place], measure=found, agreement=Agreement.SCALED
             )
 
+    def _order(self, place: Place) -> str:
+        """The order in which value heads lie, where it is a known one that isn't right."""
+        pair = self._pairs[place]
+        if pair.agreement is not Agreement.DIFFERS or pair.measure is None:
+            return ""
+        for name, other in other_orders(place, Sizes(self._context.view.text_config)):
+            self._rows[other] = self._rows[place]
+            found = self._measured(other, NONE)
+            if found is not None and found.agreement(pair.tensor.kind) in _SOUND:
+                return name
+        return ""
+
     def _say(self, text: str) -> None:
         if text not in self.left_out:
             self.left_out.append(text)
@@ -253,10 +273,13 @@ class _Run:
             for place, pair in self._pairs.items()
             if pair.agreement is Agreement.DIFFERS and pair.measure and place.height == 1
         }
+        orders = {p: self._order(p) for p in self._pairs}
         return Comparison(
             path,
             tuple(_figures(pairs)),
-            tuple(findings_of(pairs, vectors_of, self._alone, self._uncovered, self._unsized)),
+            tuple(
+                findings_of(pairs, vectors_of, orders, self._alone, self._uncovered, self._unsized)
+            ),
             tuple(self.left_out),
         )
 

@@ -18,6 +18,9 @@ Vectors = Mapping[Place, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 _AGAIN = Remedy(
     "convert the GGUF again, or compare with the one that it was made from", Mend.MISSING
 )
+_HEADS = Remedy(
+    "put the heads in the order of the model's key heads, or convert the GGUF again", Mend.MISSING
+)
 # Sums of columns of the same rows differ by rounding alone, those of others by 1.4 of themselves.
 _ALIKE = 0.4
 _MOST_COMPARED = 400
@@ -26,13 +29,19 @@ _MOST_COMPARED = 400
 def findings_of(
     pairs: Sequence[Pair],
     vectors: Vectors,
+    orders: Mapping[Place, str],
     alone: Sequence[str],
     uncovered: Sequence[str],
     unsized: Mapping[str, str],
 ) -> Iterator[Finding]:
-    """A-01 values differ, A-02 no counterpart, A-03 rounded apart, A-04 scales moved."""
+    """D-41 value heads in another order; A-01 values differ, A-02 no counterpart, A-03 rounded apart,
+    A-04 scales moved. `orders` are those of value heads, where a known one explains the difference."""
     differing = [pair for pair in pairs if pair.agreement is Agreement.DIFFERS]
-    yield from _differences(differing, vectors)
+    for order in dict.fromkeys(filter(None, orders.values())):
+        names = _named(pair for pair in differing if orders[pair.place] == order)
+        text = f"the value heads of gated delta nets are {order}"
+        yield Finding("D-41", "", Effect.WRONG, names, text, _HEADS)
+    yield from _differences([pair for pair in differing if not orders[pair.place]], vectors)
     for reason in dict.fromkeys(unsized.values()):
         names = tuple(name for name, why in unsized.items() if why == reason)
         text = f"{reason}, so the GGUF's tensors for these can't be told"

@@ -15,7 +15,7 @@ import numpy as np
 
 from gguf2st.verification.against.measuring import Measure
 from gguf2st.verification.against.places import Order, Place, SizeError, Sizes
-from gguf2st.verification.decoding import Rows
+from gguf2st.verification.grids import Rows
 
 _ATTENTION = (
     "attn_q",

@@ -13,6 +13,7 @@ from gguf2st.gguf import TensorInfo
 from gguf2st.verification.against.families import MTP, OUTSIDE, Family, Table, Tower
 from gguf2st.verification.against.places import Part, Place, SizeError, Sizes, Split
 from gguf2st.verification.context import Context
+from gguf2st.verification.grids import Change
 from gguf2st.verification.stored import Layout, Stored
 
 Tensors = Mapping[str, TensorInfo]
@@ -242,9 +243,10 @@ def _homes(name: _Name, height: int, to: Tensors) -> list[tuple[TensorInfo, int]
     return [(single, 0)] if single is not None else []  # of before experts were stacked
 
 
-def _change(stem: str, rules: Family | Tower) -> str:
+def _change(stem: str, rules: Family | Tower) -> Change:
     if isinstance(rules, Tower):
-        return "+1" if stem in rules.shifted else ""
+        return Change.PLUS_ONE if stem in rules.shifted else Change.NONE
     if stem == "ssm_a":
-        return "-exp"
-    return "+1" if rules.shifted and stem.endswith("norm") and stem != "ssm_norm" else ""
+        return Change.NEGATIVE_POWER
+    shifted = rules.shifted and stem.endswith("norm") and stem != "ssm_norm"
+    return Change.PLUS_ONE if shifted else Change.NONE

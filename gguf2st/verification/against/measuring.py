@@ -9,7 +9,6 @@ grid's own noise, step / sqrt(12).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -17,26 +16,30 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gguf2st.buffers import Buffers
 from gguf2st.gguf import TensorInfo
 from gguf2st.gguf.blocks import BlockType, decode_rows
+from gguf2st.verification import kernels
 from gguf2st.verification.against.places import Order, Place
-from gguf2st.verification.decoding import ROW_MULTIPLE, Decoding, Grid, Rows, reader
-from gguf2st.verification.numbers import floats, opened
+from gguf2st.verification.decoding import ROW_MULTIPLE, Decoding, RowsOf, dense, reader
+from gguf2st.verification.grids import Rows
+from gguf2st.verification.numbers import opened
 from gguf2st.verification.stored import Stored
 
-CHUNK_WEIGHTS = 1 << 18
+CHUNK_WEIGHTS = 1 << 20
 # Half a step, and what float32 arithmetic on the way may add.
 _HALF = 0.505
 _ARITHMETIC = 4e-7
 _UNDERFLOW = 1e-6
+_LIMITS = np.array((_HALF, _ARITHMETIC, _UNDERFLOW), np.float32)
+_NOTHING = np.empty(0, np.float32)
 # Noise of a whole tensor and of one row may be so many times that of rounding to the grid.
 TENSOR_NOISE, ROW_NOISE = 2.0, 4.0
 # Rounded a second time, or with another search, it may be more; unrelated values differ by 1.4.
 _APART_NOISE, _APART_ROW = 2.5, 3.0
 _UNRELATED_TENSOR, _UNRELATED_ROW = 0.6, 0.8
-_MANTISSA = {"F64": 23, "F32": 23, "F16": 10, "BF16": 7, "F8_E4M3": 3, "F8_E5M2": 2}
-_SMALLEST = {"F16": 2.0**-24, "F8_E4M3": 2.0**-9, "F8_E5M2": 2.0**-16}
-_LARGEST = {"F16": 65504.0, "F8_E4M3": 448.0, "F8_E5M2": 57344.0, "e2m1": 6.0}
+
+_buffers = Buffers()
 
 
 class Agreement(StrEnum):
@@ -168,7 +171,7 @@ class GgufRows:
         return self.tensor.elements // max(1, self.width)
 
     def take(self, numbers: Order) -> Rows:
-        """Rows (numbers, width) as float32."""
+        """Rows (numbers, width) as float32, which the same thread's next call overwrites."""
         columns = self.tensor.columns
         if columns == self.width:
             values = self._decoded(numbers)
@@ -178,19 +181,23 @@ class GgufRows:
             values = self._decoded(lines).reshape(len(numbers), self.width)
         else:  # a vector that is a column there, or the other way round
             if self._whole is None:
-                self._whole = self._decoded(np.arange(self.tensor.row_count)).reshape(
-                    -1, self.width
-                )
+                whole = self._decoded(np.arange(self.tensor.row_count))
+                self._whole = whole.reshape(-1, self.width).copy()
             values = self._whole[numbers]
         if self.scale is not None:
             per = self.height // len(self.scale)
-            values = values * self.scale[numbers // per][:, None]
+            values *= self.scale[numbers // per][:, None]
         return values
 
     def _decoded(self, numbers: Order) -> Rows:
-        raw = self.tensor.read_rows(0, self.tensor.row_count)[numbers]
+        """Rows of the tensor; what is read are all from the first to the last of them."""
+        first, stop = int(numbers.min()), int(numbers.max()) + 1
+        raw = self.tensor.read_rows(first, stop, _buffers)
+        if stop - first != len(numbers) or (np.diff(numbers) != 1).any():
+            raw = raw[numbers - first]
+        out = _buffers.take("reference", (len(numbers), self.tensor.columns), np.float32)
         order = self.tensor.file.big_endian
-        return decode_rows(self.tensor.kind, raw, self.tensor.columns, big_endian=order)
+        return decode_rows(self.tensor.kind, raw, self.tensor.columns, big_endian=order, out=out)
 
 
 @dataclass(frozen=True)
@@ -200,89 +207,49 @@ class Checkpoint:
     directory: Path
     decoding: Decoding
 
-    def chunks(self, matrix: Stored, place: Place) -> Iterator[tuple[int, Grid]]:
-        """The first row, in the checkpoint's order, and rows (rows, columns) of a place's matrix."""
-        rows, columns = place.shape
-        step = max(1, CHUNK_WEIGHTS // max(1, columns) // ROW_MULTIPLE) * ROW_MULTIPLE
-        if place.transposed:
-            (tensor,) = matrix.leaves.values()
-            turned = opened(self.directory, tensor)[place.entry].T
-            for start in range(0, rows, step):
-                part = np.ascontiguousarray(turned[start : start + step])
-                yield start, Grid(floats(part, tensor.dtype), np.float32(1), tensor.dtype)
-            return
-        read = reader(self.directory, matrix, self.decoding, place.entry)
-        for start in range(0, rows, step):
-            yield start, read(start, min(start + step, rows))
+    def reader(self, matrix: Stored, place: Place) -> RowsOf:
+        """What decodes rows (rows, columns) of a place's matrix, in the checkpoint's order."""
+        if not place.transposed:
+            return reader(self.directory, matrix, self.decoding, place.entry)
+        (tensor,) = matrix.leaves.values()
+        turned = opened(self.directory, tensor)[place.entry].T
+        return lambda start, stop: dense(turned[start:stop], tensor.dtype)
 
 
 def measure(
     checkpoint: Checkpoint, matrix: Stored, place: Place, gguf: GgufRows, factors: Factors = NONE
 ) -> Measure:
     """Compare a place with the GGUF. Raises `OSError`, and `ValueError` for what doesn't fit."""
-    home = _home(place)
-    sums = [np.zeros(place.height) for _ in range(5)]
-    found = Measure(sums[0], sums[1], sums[2], sums[3], sums[4], np.zeros((2, place.width)))
-    for start, grid in checkpoint.chunks(matrix, place):
-        numbers = home[start : start + len(grid.levels)]
-        here = numbers >= 0
-        if not here.any():
+    home, read = _home(place), checkpoint.reader(matrix, place)
+    sums, marks, beyond = np.zeros((5, place.height)), np.zeros((2, place.width)), 0
+    scales = _scales(factors, place)
+    room = _buffers.take("room", (6, place.width + kernels.LANES), np.float32)
+    rows, columns = place.shape
+    step = max(1, CHUNK_WEIGHTS // max(1, columns) // ROW_MULTIPLE) * ROW_MULTIPLE
+    for start in range(0, rows, step):
+        homes = home[start : start + step]
+        lines = np.flatnonzero(homes >= 0)
+        if not len(lines):
             continue
-        values, step, inside = _placed(grid, place, here)
-        numbers = numbers[here]
-        reference = gguf.take(numbers + place.first)
-        slack: Rows | np.float32 = np.float32(0)
-        if factors.columns is not None:
-            values, step = values * factors.columns, step * factors.columns
-            if factors.uncertainty is not None:
-                slack = np.abs(values) * factors.uncertainty
-                if not factors.exact:
-                    step = np.sqrt(step**2 + 12 * slack**2)
-        if factors.rows is not None:
-            down = factors.rows[numbers][:, None]
-            values, step = values * down, step * down
-        _add(found, numbers, reference, values, np.abs(step), slack, inside, factors.exact)
-    return found
-
-
-def _add(
-    found: Measure,
-    numbers: Order,
-    reference: Rows,
-    values: Rows,
-    step: Rows,
-    slack: Rows | np.float32,
-    inside: npt.NDArray[np.bool_],
-    exact: bool,
-) -> None:
-    difference = np.abs(values - reference)
-    sums = (
-        (found.difference, difference, difference),
-        (found.reference, reference, reference),
-        (found.own, values, values),
-        (found.product, reference, values),
-        (found.step, step, step),
-    )
-    for total, one, other in sums:
-        total[numbers] = np.einsum("ij,ij->i", one, other)
-    found.marks += reference.sum(0), values.sum(0)
-    if not exact:
-        return
-    mean = np.sqrt(found.reference[numbers] / max(1, reference.shape[1])).astype(np.float32)[
-        :, None
-    ]
-    allowed = _HALF * step + slack + _ARITHMETIC * (np.abs(values) + np.abs(reference))
-    far = difference > allowed + _UNDERFLOW * mean
-    found.beyond += int(np.count_nonzero(far & inside))
+        grid = read(start, min(start + step, rows))
+        homes = homes[lines]
+        grid = grid.part(None if len(lines) == len(grid.numbers) else lines, place.columns)
+        reference = gguf.take(homes + place.first)
+        beyond += kernels.add_rows(
+            grid, int(place.change), *scales, reference, homes, _LIMITS, room, sums, marks
+        )
+    difference, squares, own, product, noise = sums
+    return Measure(difference, squares, own, product, noise, marks, beyond)
 
 
 def vectors(
     checkpoint: Checkpoint, matrix: Stored, place: Place, gguf: GgufRows
 ) -> tuple[Rows, Rows, Rows]:
     """Of a place of one row: the GGUF's values, the checkpoint's, and half the steps of these."""
-    ((_, grid),) = checkpoint.chunks(matrix, place)
-    values, step, _ = _placed(grid, place, np.ones(1, bool))
-    return gguf.take(np.array([place.first]))[0], values[0], _HALF * step[0]
+    grid = checkpoint.reader(matrix, place)(0, 1).part(None, place.columns)
+    values, steps = np.empty((2, place.width), np.float32)
+    kernels.place_row(grid, int(place.change), values, steps, np.empty(place.width, np.bool_))
+    return gguf.take(np.array([place.first]))[0].copy(), values, _HALF * steps
 
 
 def _home(place: Place) -> Order:
@@ -293,39 +260,16 @@ def _home(place: Place) -> Order:
     return home
 
 
-def _placed(
-    grid: Grid, place: Place, here: npt.NDArray[np.bool_]
-) -> tuple[Rows, Rows, npt.NDArray[np.bool_]]:
-    """Values, steps and whether the grid goes on around them, of the rows and columns of a place."""
-    values, step, inside = grid.values, _steps(grid), _inside(grid)
-    if not here.all():
-        values, step, inside = values[here], step[here], inside[here]
-    if place.columns is not None:
-        values, step = values[:, place.columns], step[:, place.columns]
-        inside = inside[:, place.columns]
-    if place.change == "+1":
-        values = values + np.float32(1)
-    elif place.change == "-exp":
-        values = -np.exp(values)
-        step = step * np.abs(values)
-    return values, step, inside
-
-
-def _steps(grid: Grid) -> Rows:
-    """How far apart levels lie around each value."""
-    levels = np.abs(grid.levels)
-    if grid.kind == "int":
-        return np.broadcast_to(np.abs(grid.factors), levels.shape).astype(np.float32)
-    if grid.kind == "e2m1":
-        apart = np.where(levels < 2, 0.5, np.where(levels < 4, 1, 2))
-    else:
-        apart = np.maximum(levels * 2.0 ** -_MANTISSA[grid.kind], _SMALLEST.get(grid.kind, 0))
-    return np.asarray(apart * np.abs(grid.factors), np.float32)
-
-
-def _inside(grid: Grid) -> npt.NDArray[np.bool_]:
-    """Whether there are levels on both sides of a value's own."""
-    if grid.kind == "int":
-        codes = grid.levels + grid.zeros
-        return np.asarray((codes > 0) & (codes < (1 << grid.bits) - 1))
-    return np.asarray(np.abs(grid.levels) < _LARGEST.get(grid.kind, np.inf))
+def _scales(factors: Factors, place: Place) -> tuple[Rows, Rows, Rows, bool]:
+    """Factors of columns, how far off they are, those of rows, and whether that is all exact."""
+    if factors.columns is None and factors.rows is None:
+        return _NOTHING, _NOTHING, _NOTHING, factors.exact
+    columns, off, rows = (
+        np.full(size, default, np.float32) if given is None else given.astype(np.float32)
+        for given, size, default in (
+            (factors.columns, place.width, 1),
+            (factors.uncertainty, place.width, 0),
+            (factors.rows, place.height, 1),
+        )
+    )
+    return columns, off, rows, factors.exact

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gguf2st.verification.grids import Change
+
 Order = npt.NDArray[np.int64]
 
 
@@ -57,7 +59,7 @@ class Place:
     """One matrix of the checkpoint (or part of it) and the rows of a GGUF tensor that it becomes.
 
     `item` is the checkpoint's tensor or module, `entry` its number in a stack there. `first` is the
-    first row in the GGUF's tensor `gguf`, `change` what is done to values: "", "+1" or "-exp".
+    first row in the GGUF's tensor `gguf`, `change` what is done to values.
     Vectors are matrices of one row. `block`, `stem` and `expert` say which tensor it is, however
     it is stored.
     """
@@ -70,7 +72,7 @@ class Place:
     rows: Order | None
     columns: Order | None
     transposed: bool
-    change: str
+    change: Change
     block: str
     stem: str
     suffix: str

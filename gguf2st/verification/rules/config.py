@@ -16,8 +16,9 @@ _TOP = "config.json: quantization_config"
 def placement(context: Context) -> Iterator[Finding]:
     """quantization_config is a key of config.json itself, and says the same as any other place.
 
-    Source: vLLM's config/model.py and model_loader/weight_utils.py, SGLang's
-    configs/model_config.py, transformers' modeling_utils.py (vllm#11122).
+    Source: vLLM's config/model.py, transformers_utils/config.py and model_loader/weight_utils.py,
+    SGLang's configs/model_config.py and model_loader/weight_utils.py (`get_quant_config`),
+    transformers' modeling_utils.py (vllm#11122).
     """
     view = context.view
     places = dict(view.quantization_places)
@@ -50,8 +51,9 @@ def placement(context: Context) -> Iterator[Finding]:
         return
     top = places.pop(_TOP)
     for place, other in places.items():
-        if place == "hf_quant_config.json":
-            continue  # modelopt's own form, which is read only where the other is missing
+        if place == _MODELOPT:
+            yield from _modelopt(top, other)
+            continue
         if place.startswith("config.json") or _differ(top, other):
             nested = place.startswith("config.json: ")
             key = place.removeprefix("config.json: ")
@@ -70,10 +72,55 @@ def placement(context: Context) -> Iterator[Finding]:
             )
 
 
+# vLLM and SGLang look into it where config.json says nothing, or nothing of a mixture's layers.
+_MODELOPT = "hf_quant_config.json"
+
+
+def _modelopt(top: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[Finding]:
+    """What ModelOpt's own file says otherwise than config.json; keys differ in their names."""
+    inner = document.get("quantization")
+    other: Mapping[str, Any] = inner if isinstance(inner, dict) else document
+    pairs = {
+        "quant_algo": (top.get("quant_algo"), other.get("quant_algo")),
+        "group_size": (top.get("group_size"), other.get("group_size")),
+        "exclude_modules": (_names(top, "ignore"), _names(other, "exclude_modules")),
+    }
+    if top.get("quant_method") != "modelopt":
+        pairs["quant_method"] = top.get("quant_method"), "modelopt"
+    different = [
+        key
+        for key, (one, two) in pairs.items()
+        if None not in (one, two) and _same(one) != _same(two)
+    ]
+    if different:
+        mixed = "quantized_layers" in other and "quantized_layers" not in top
+        yield Finding(
+            "D-29",
+            "",
+            Effect.RISK,
+            (_MODELOPT,),
+            f"contradicts config.json ({', '.join(different)}); vLLM and SGLang go by config.json"
+            + (", and by this file for the layers of a mixture" if mixed else ""),
+            Remedy("make both say the same", Mend.MISSING)
+            if mixed
+            else Remedy("remove it", Mend.DROP),
+        )
+
+
+def _names(config: Mapping[str, Any], key: str) -> list[str] | None:
+    found = config.get(key, config.get("exclude_modules", config.get("ignore")))
+    return sorted(map(str, found)) if isinstance(found, list) else None
+
+
+def _same(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
 # transformers_utils/config.py and weight_utils.py of vLLM, quantizers/auto.py of transformers.
 _NESTED = "config.json: text_config.quantization_config"
 _ALSO_READ = {
-    "vllm": ("hf_quant_config.json", "config.json: compression_config", _NESTED),
+    "sglang": (_MODELOPT,),
+    "vllm": (_MODELOPT, "config.json: compression_config", _NESTED),
     "hf": (_NESTED,),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from gguf2st.engines.base import Kind
 from gguf2st.verification.context import Context
@@ -65,7 +65,8 @@ def dtypes(context: Context) -> Iterator[Finding]:
 def expert_form(context: Context) -> Iterator[Finding]:
     """Quantized experts lie one by one; stacked ones are unquantized, or MXFP4 of gpt-oss.
 
-    Source: the loaders of experts in vLLM's fused_moe and SGLang's fused_moe_triton;
+    Source: the loaders of experts in vLLM's fused_moe and SGLang's fused_moe_triton, and where
+    SGLang's models have `load_fused_expert_weights`;
     transformers' conversion_mapping.py, which merges single ones for most classes.
     """
     expected = context.expected
@@ -90,6 +91,32 @@ def expert_form(context: Context) -> Iterator[Finding]:
                 "KeyError" if engine == "vllm" else "",
             )
     yield from _single_experts(context)
+    yield from _stacked_experts(context, stacks)
+
+
+def _stacked_experts(context: Context, stacks: Set[str]) -> Iterator[Finding]:
+    """SGLang reads unquantized stacks for some classes alone, and passes over others' in silence."""
+    if "sglang" not in context.engines or not context.known("sglang"):
+        return
+    placed = context.placed("sglang")
+    left = tuple(
+        tensor
+        for name, matrix in context.stored.items()
+        if not matrix.quantized
+        and "" in matrix.leaves
+        and placed.get(name) is None
+        and context.canonical(name) in stacks
+        for tensor in matrix.tensors
+    )
+    if left:
+        yield Finding(
+            "D-28",
+            "sglang",
+            Effect.WRONG,
+            left,
+            "unquantized experts in one stack, which SGLang passes over for this class",
+            Remedy("write each expert's gate, up and down by itself", Mend.RENAME),
+        )
 
 
 def _single_experts(context: Context) -> Iterator[Finding]:

@@ -21,7 +21,14 @@ _AGAIN = Remedy("convert or quantize the original again", Mend.MISSING)
 _ZERO_CENTERED = ("Qwen3_5", "Qwen3Next")
 # The matrix of an expert that is joined with no other
 _SECOND_OF_EXPERT = ("down_proj", "w2")
-_SCALES = ("weight_scale", "weight_scale_inv", "scales", "weight_global_scale", "input_scale")
+_SCALES = (
+    "weight_scale",
+    "weight_scale_inv",
+    "scales",
+    "weight_global_scale",
+    "weight_scale_2",
+    "input_scale",
+)
 
 
 def _summary(context: Context, tensor: Tensor) -> Summary:
@@ -40,6 +47,17 @@ def _floats(context: Context) -> Iterator[Tensor]:
         for tensor in context.view.tensors.values():
             if tensor.dtype in FLOATING:
                 yield tensor
+
+
+@rule("D-41", "value heads of delta nets lie by key head", against=True)
+def value_heads(context: Context) -> Iterator[Finding]:
+    """Value heads of gated delta nets lie in the model's order, by key head, in all of its tensors.
+
+    Nothing but a comparison can tell: see `verification.against.heads`. Source: transformers'
+    modeling_qwen3_5.py and modeling_qwen3_next.py (`repeat_interleave` of keys); llama.cpp's
+    conversion/qwen.py tiles the heads of Qwen3.5.
+    """
+    yield from ()
 
 
 @rule("V-01", "values are finite", deep=True)
@@ -77,7 +95,7 @@ def scales(context: Context) -> Iterator[Finding]:
         summary = _summary(context, tensor)
         if summary.count and summary.zeros == summary.count:
             zero.append(tensor.name)
-        unsigned = matrix.layout is Layout.NVFP4 or leaf in ("weight_global_scale", "input_scale")
+        unsigned = matrix.layout in (Layout.NVFP4, Layout.MODELOPT) or leaf in _SCALES[3:]
         if unsigned and summary.negative:
             negative.append(tensor.name)
     if zero:
@@ -133,7 +151,9 @@ def global_scales(context: Context) -> Iterator[Finding]:
             experts = reading.module.kind is Kind.EXPERTS
             values: dict[str, set[float]] = {}
             for matrix in reading.stored:
-                scale = matrix.leaves.get("weight_global_scale")
+                scale = matrix.leaves.get(
+                    "weight_global_scale", matrix.leaves.get("weight_scale_2")
+                )
                 if scale is None or engine == "hf" or context.view.headers_only:
                     continue
                 path, _, part = matrix.name.rpartition(".")
@@ -148,7 +168,7 @@ def global_scales(context: Context) -> Iterator[Finding]:
                 engine,
                 Effect.RISK,
                 tuple(apart),
-                "weight_global_scale differs within a layer that the engine joins, which keeps one",
+                "the global scale differs within a layer that the engine joins, which keeps one",
                 Remedy("quantize the layer with one global scale", Mend.DEQUANTIZE, tuple(apart)),
             )
 
