@@ -18,12 +18,12 @@ STACKED_IN_SGLANG = ("Qwen3_5Moe", "Qwen3VLMoe")
 
 
 def unstacked(draft: Draft, context: Context, blocks: Sequence[Experts]) -> tuple[str, ...]:
-    """Give each expert of quantized stacks (experts, rows, ...) its own tensors; what was changed."""
+    """Give each expert of stacks (experts, rows, ...) its own tensors; what was changed."""
     done: dict[str, list[PlannedTensor]] = {}
     for block in blocks:
         parts = _parts(block)
         for stack, names in parts.items():
-            matrix = context.quantized.get(stack)
+            matrix = context.stored.get(stack)
             if matrix is None:
                 continue
             for leaf, tensor in matrix.leaves.items():
@@ -60,7 +60,7 @@ def _slices(
     places = [(expert, pattern) for expert in range(count) for pattern in patterns]
     return [
         PlannedTensor(
-            f"{pattern.format(expert)}.{leaf}",
+            f"{pattern.format(expert)}.{leaf or 'weight'}",
             tensor.dtype,
             shape,
             Copied(((file, offset + number * size, size),)),

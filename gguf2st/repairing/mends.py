@@ -51,10 +51,14 @@ class Change:
 
 @dataclass
 class Mender:
-    """Applies findings to a draft. `problems` say what it would have done and couldn't."""
+    """Applies findings to a draft. `problems` say what it would have done and couldn't.
+
+    `tied`: a head that is missing is known to be the embedding.
+    """
 
     draft: Draft
     engines: tuple[str, ...] = ()
+    tied: bool = False
     changes: list[Change] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
     assumptions: list[str] = field(default_factory=list)
@@ -188,17 +192,14 @@ class Mender:
             return False
         quantized = any(name in context.quantized for name in map(_module, finding.subjects))
         model_class = context.view.model_class
-        if (
-            not quantized
-            and "sglang" in self.engines
-            and not model_class.startswith(STACKED_IN_SGLANG)
-        ):
+        apart = quantized or finding.engine == "sglang"
+        if not apart and "sglang" in self.engines and not model_class.startswith(STACKED_IN_SGLANG):
             self.problems[finding.subjects[0]] = (
                 f"{len(finding.subjects)} unquantized experts would have to be stacked for transformers, and "
                 f"SGLang reads those of {model_class} one by one alone; repair for one of both"
             )
             return False
-        change = unstacked if quantized else stacked
+        change = unstacked if apart else stacked
         names = change(self.draft, context, expected.experts)
         if names:
             self._note(finding, names)
@@ -247,13 +248,31 @@ class Mender:
         if finding.rule == "D-20" and values.keys() <= self.settled:
             # The drafter isn't whole and was switched off: what is there of it goes, too.
             return self._drop(replace(finding, remedy=Remedy("", Mend.DROP)))
-        if finding.rule == "D-22" and self._say(finding, values):
-            self.assumptions.append(
-                f"{', '.join(finding.subjects)}: {finding.reason}; the output is right only if the "
-                "original model's head is its embedding"
-            )
-            return True
+        if finding.rule == "D-22" and finding.subjects[0] != "config.json":
+            return self._tie(finding)
         return self._say(finding, values)
+
+    def _tie(self, finding: Finding) -> bool:
+        """Say that a head that isn't there is the embedding, where something or someone says so.
+
+        A head that got lost looks the same, and would be replaced with another matrix in silence.
+        """
+        head = finding.subjects[0]
+        said = [_value(self.draft.config or {}, key) for key in finding.remedy.values]
+        if not self.tied and True not in said:
+            self.problems[head] = (
+                "it may be lost, or the embedding; take it from the original, or repair with --tied "
+                "if you know that the model's head is its embedding"
+            )
+            return False
+        if not self._say(finding, finding.remedy.values):
+            return False
+        why = "as --tied says" if self.tied else "as one part of config.json says"
+        self.assumptions.append(
+            f"{head}: {finding.reason}; taken for the embedding, {why}. The output is right only if "
+            "the original model's head is its embedding"
+        )
+        return True
 
     def _say(self, finding: Finding, values: Mapping[str, Any]) -> bool:
         new = {k: v for k, v in values.items() if k not in self.settled}

@@ -19,12 +19,13 @@ _MOST_ROUNDS = 24
 
 @dataclass(frozen=True)
 class Request:
-    """Whom the output shall suit; as the arguments of `verify`."""
+    """Whom the output shall suit; as the arguments of `verify`. `tied` as for `repair`."""
 
     engines: tuple[str, ...] = ALL_ENGINES
     tensor_parallel: tuple[int, ...] = (1,)
     compute_capability: int | None = None
     cpu: bool = False
+    tied: bool = False
 
     def judge(self, view: CheckpointView) -> VerifyReport:
         """What `verify` says of a view."""
@@ -86,7 +87,7 @@ class RepairPlan:
 
 def make_repair_plan(view: CheckpointView, request: Request) -> RepairPlan:
     """Mend what `verify` finds, until it finds nothing more that can be mended."""
-    mender = Mender(drafted(view), request.engines)
+    mender = Mender(drafted(view), request.engines, request.tied)
     lost = _lost(view)
     before = report = request.judge(view)
     # Nothing can be said of tensors whose header is damaged.

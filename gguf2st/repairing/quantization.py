@@ -93,6 +93,11 @@ def _method_of(matrix: Stored, said: str) -> str:
             return "mxfp4"
         case Layout.HALF_BYTES:
             return "w4afp8"
+        case Layout.MODELOPT:
+            raise UnsupportedError(
+                f"{matrix.name} is stored as ModelOpt does, for which no quantization_config can be "
+                "derived; take that of the original."
+            )
         case Layout.BROKEN:
             raise UnsupportedError(f"{matrix.name} has no whole set of tensors of any format.")
         case Layout.CODES if "weight_scale_inv" in matrix.leaves or said == "fp8":

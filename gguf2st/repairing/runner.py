@@ -24,6 +24,7 @@ def repair(
     tensor_parallel: Sequence[int] = (1,),
     compute_capability: int | None = None,
     cpu: bool = False,
+    tied: bool = False,
     dry_run: bool = False,
     force: bool = False,
 ) -> RepairReport:
@@ -34,7 +35,8 @@ def repair(
     unchanged files are hard-linked where the file system allows, all other tensors are copied
     byte by byte; the input is never changed. The output appears under its name when it is complete
     and verified. Where something can't be mended nothing is written, and `right` of the report is
-    False.
+    False. `tied` says that the model's head is its embedding: a head that is missing is lost otherwise,
+    unless a part of config.json says it.
 
     Raises `UsageError` for an unknown engine, `InputError` for a directory that holds no checkpoint
     or has only headers, `OutputError` where the output can't be written or would replace the input.
@@ -43,7 +45,7 @@ def repair(
     source, final = Path(directory), Path(output)
     _check_apart(source, final)
     check_output(final, force=force or dry_run)
-    request = Request(tuple(engines), tuple(tensor_parallel), compute_capability, cpu)
+    request = Request(tuple(engines), tuple(tensor_parallel), compute_capability, cpu, tied)
     view = open_checkpoint(source)
     plan = make_repair_plan(view, request)
     counts: dict[str, int] = {}

@@ -27,6 +27,8 @@ REFUSED = {
     # transformers reads such experts stacked alone, and SGLang one by one alone.
     "D-17-experts_with_zero_points": "SGLang reads those of Qwen3MoeForCausalLM one by one alone",
     "D-18-card_too_old": "needs compute capability 80",
+    "D-22-head_missing": "it may be lost, or the embedding",
+    "D-22-head_missing_quantized": "it may be lost, or the embedding",
     "D-24-norm_missing": "layers.1.post_attention_layernorm.weight: missing",
     "D-24-norm_missing_quantized": "layers.1.post_attention_layernorm.weight: missing",
     "D-24-expert_missing": "experts.1.up_proj.weight: missing",
@@ -61,6 +63,7 @@ def without(name: str) -> Callable[[Broken, Tensors], Tensors]:
 UNDONE: dict[str, Callable[[Broken, Tensors], Tensors]] = {
     "D-27-prefix_of_another_class": good_tensors,
     "D-28-experts_packed_in_a_stack": good_tensors,
+    "D-28-experts_in_a_stack": good_tensors,
     "D-26-dtype_of_a_norm": good_tensors,
     "D-23-tensor_left_over": without("g_norm"),
     # An incomplete drafter is worth nothing.
@@ -152,3 +155,33 @@ def test_unquantized_experts(tmp_path: Path) -> None:
     check_equal(load(tmp_path / "hf"), with_merged_experts(load(broken)))
     refused = gguf2st.repair(broken, tmp_path / "all")
     assert not refused.right and "one by one alone" in " ".join(refused.to_text().split())
+
+
+@pytest.mark.parametrize("to", ["bf16", "ct"])
+def test_a_head_that_is_known_to_be_the_embedding(to: str, tmp_path: Path) -> None:
+    """Only who says so gets it, and reads that it was taken for granted."""
+    source = base("llama", to)
+    edit = opened(source)
+    edit.drop("lm_head")
+    broken = edit.write(tmp_path / "broken", source)
+    report = gguf2st.repair(broken, tmp_path / "mended", tied=True)
+    assert report.written and gguf2st.verify(tmp_path / "mended").right
+    assert "assumed" in report.to_text() and "as --tied says" in report.to_dict()["assumptions"][0]
+    config = json.loads((tmp_path / "mended" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is True
+    check_equal(load(tmp_path / "mended"), load(broken))
+
+
+def test_a_head_that_a_part_of_the_config_ties(tmp_path: Path) -> None:
+    source = base("qwen35", "bf16", mmproj=True)
+    edit = opened(source)
+    edit.drop("lm_head")
+    edit.config["tie_word_embeddings"], edit.text["tie_word_embeddings"] = False, True
+    broken = edit.write(tmp_path / "broken", source)
+    report = gguf2st.repair(broken, tmp_path / "mended")
+    assert report.written and "as one part of config.json says" in report.plan.assumptions[0]
+    assert gguf2st.verify(tmp_path / "mended").right
+    edit.text["tie_word_embeddings"] = False
+    broken = edit.write(tmp_path / "lost", source)
+    assert not gguf2st.repair(broken, tmp_path / "unmended").written
+    assert not (tmp_path / "unmended").exists()

@@ -126,6 +126,46 @@ def test_eight_bits(form: str, tmp_path: Path) -> None:
     assert torch.equal(torch.from_numpy(all_rows(tmp_path, matrix, Decoding())), values * factors)
 
 
+def modelopt(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """NVFP4 as ModelOpt writes it; packed by compressed-tensors."""
+    from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
+
+    blocks = weight.view(len(weight), -1, 16)
+    shared = weight.abs().max() / (6 * 448)
+    scale = (blocks.abs().amax(2) / 6 / shared).to(torch.float8_e4m3fn)
+    levels = blocks / (scale.float() * shared)[..., None]
+    grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    nearest = grid[(levels.abs()[..., None] - grid).abs().argmin(-1)] * levels.sign()
+    return {
+        "weight": pack_fp4_to_uint8(nearest.reshape(weight.shape)),
+        "weight_scale": scale,
+        "weight_scale_2": shared,
+        "input_scale": torch.tensor(0.01),
+    }
+
+
+def test_modelopt(tmp_path: Path) -> None:
+    """Against what vLLM computes with where there is no hardware for it."""
+    reference = pytest.importorskip(
+        "vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils"
+    )
+    weight = torch.randn(384, 96, generator=torch.Generator().manual_seed(6))
+    tensors = modelopt(weight)
+    matrix = written(tmp_path, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, tensors)
+    assert matrix.layout is Layout.MODELOPT and matrix.shape == (384, 96)
+    assert matrix.scheme == Scheme("nvfp4", 4, 16)
+    found = torch.from_numpy(all_rows(tmp_path, matrix, Decoding()))
+    expected = reference.dequantize_to_dtype(
+        tensors["weight"],
+        tensors["weight_scale"],
+        tensors["weight_scale_2"],
+        torch.float32,
+        swizzle=False,
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert (found - weight).square().mean() < 0.02 * weight.square().mean()
+
+
 def test_ragged_blocks(tmp_path: Path) -> None:
     """The last block of rows and of columns may be smaller."""
     seed = torch.Generator().manual_seed(5)
