@@ -7,7 +7,7 @@ Models: SmolLM2 135M and Gemma 3 270M as published, and a filled synthetic one o
 In turn, for each: gguf2st to each format with one thread and more; a plain write of as many bytes in as
 many files, with fsync, as gguf2st does too; gguf-py's reader and decoders with safetensors' save_file;
 transformers' from_pretrained and save_pretrained. Outputs are deleted and the disk is synced in between.
-The source is in the page cache. Start-up, and compiling at first use, are measured last.
+The source is in the page cache. Compiling at first use is measured last.
 """
 
 from __future__ import annotations
@@ -174,17 +174,10 @@ def _ratios(
     }
 
 
-def starting(model: Path, scratch: Path, threads: int, rounds: int) -> dict[str, Any]:
-    """Start-up, and what compiling costs a user who converts for the first time."""
+def first_use(model: Path, scratch: Path, threads: int, rounds: int) -> dict[str, Any]:
+    """What compiling costs a user who converts for the first time."""
     output = scratch / "output"
-    python = [sys.executable]
-    subjects: dict[str, Callable[[], Run]] = {
-        "python": partial(process, [*python, "-c", "pass"]),
-        "import": partial(process, [*python, "-c", "import gguf2st"]),
-        "--help": partial(process, [*python, "-m", "gguf2st.cli", "--help"]),
-        "import numba": partial(process, [*python, "-c", "import numba"]),
-    }
-    runs = interleaved(subjects, max(5, rounds))
+    runs: dict[str, list[Run]] = {}
     for to in ("bf16", "awq"):
         words = command(model, output, to, threads, ["--json"])
         later = partial(measured, words, output, told=["compile_seconds"])
@@ -275,7 +268,7 @@ def main() -> None:
     parser.add_argument("--models", default="smollm2,gemma3,synthetic", help="default: all three")
     parser.add_argument("--size", type=float, default=2, help="GB of the synthetic one; default: 2")
     parser.add_argument("--formats", default=",".join(FORMATS), help="default: bf16,awq,ct")
-    parser.add_argument("--without", default="", help="gguf-py, transformers, start or several")
+    parser.add_argument("--without", default="", help="gguf-py, transformers, first-use or several")
     parser.add_argument("--threads", default=f"1,{min(cores(), 4)}", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all runs to a file")
@@ -305,9 +298,9 @@ def main() -> None:
             )
             show(result["models"][name])
             write_json(arguments.json, result)
-        if "start" not in without:
-            found = starting(REAL["gemma3"](), scratch, max(threads), arguments.rounds)
-            result["start"] = found
+        if "first-use" not in without:
+            found = first_use(REAL["gemma3"](), scratch, max(threads), arguments.rounds)
+            result["first use"] = found
             show(found)
         result["machine"]["load_after"] = machine().get("load")
     write_json(arguments.json, result)

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from benchmarks.measuring import Run, cores, interleaved, machine, median, ratio, write_json
 from gguf2st.gguf.blocks import (
     BlockType,
+    PackedRows,
     block_type_by_name,
     decode_rounded,
     decode_rows,
@@ -93,11 +94,12 @@ class Rows:
         return self.rounded
 
     def quantize(self, grid: IntegerGrid, fit: str) -> npt.NDArray[np.int32]:
-        return quantized(self.decode(), grid, fit)
+        packed = PackedRows(self.kind, self.raw, COLUMNS)
+        return quantized(packed if fit == "rtn" else self.decode(), grid, fit)
 
 
 def quantized(
-    values: npt.NDArray[np.float32], grid: IntegerGrid, fit: str
+    values: npt.NDArray[np.float32] | PackedRows, grid: IntegerGrid, fit: str
 ) -> npt.NDArray[np.int32]:
     """Quantize and pack as the formats do: AWQ transposes, and weights squares above 32 columns."""
     codes = quantize_rows(values, grid, fit=fit, by_square=grid.group_size > 32).codes

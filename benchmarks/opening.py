@@ -1,4 +1,4 @@
-"""Time and memory of opening a GGUF, beside gguf-py's GGUFReader.
+"""Time and memory of opening a GGUF, beside gguf-py's GGUFReader; and of starting at all.
 
     python -m benchmarks.opening                    a synthetic file with 262,144 tokens
     python -m benchmarks.opening model.gguf           a file of your own
@@ -7,6 +7,9 @@
 Each round opens the file once with each reader, in turn and each time in a fresh process, so that
 a slow moment of the machine hits both. Only the opening is timed, not the start of Python and the
 imports. "and tokens" also reads the vocabulary, which gguf2st decodes on demand.
+
+Starting is measured from outside, as whole processes: an interpreter that does nothing, one that imports
+gguf2st, and helps of the command line.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from benchmarks.measuring import (
     interleaved,
     machine,
     median,
+    process,
     python_path,
     ratio,
     write_json,
@@ -75,6 +79,13 @@ READERS = {
     ),
 }
 PAIRS = (("gguf2st", "gguf-py"), ("gguf2st and tokens", "gguf-py and tokens"))
+STARTS = {
+    "python": ("-c", "pass"),
+    "import": ("-c", "import gguf2st"),
+    "--help": ("-m", "gguf2st.cli", "--help"),
+    "convert --help": ("-m", "gguf2st.cli", "convert", "--help"),
+}
+START_ROUNDS = 20  # at least: each takes a fraction of a second
 UNITS = {"wall": ("ms", 1e3), "cpu": ("ms", 1e3), "peak": ("MB", 1e-6), "added": ("MB", 1e-6)}
 
 
@@ -127,6 +138,18 @@ def compare(path: Path, rounds: int) -> dict[str, Any]:
     }
 
 
+def starting(rounds: int) -> dict[str, Any]:
+    subjects = {name: partial(process, [sys.executable, *words]) for name, words in STARTS.items()}
+    runs = interleaved(subjects, max(START_ROUNDS, rounds))
+    figures = ("wall", "cpu", "peak")
+    return {
+        "medians": {
+            name: {what: median(found, what) for what in figures} for name, found in runs.items()
+        },
+        "runs": runs,
+    }
+
+
 def show(result: dict[str, Any]) -> None:
     print(f"{result['file']} ({result['file_bytes'] / 1e6:.0f} MB), median of {result['rounds']}:")
     heading = "".join(f"{f'{what}, {unit}':>12}" for what, (unit, _) in UNITS.items())
@@ -137,6 +160,11 @@ def show(result: dict[str, Any]) -> None:
     for (ours, theirs), found in zip(PAIRS, result["ratios"].values(), strict=True):
         row = "".join(f"{f'{found[what]:.1f}x':>12}" for what in UNITS)
         print(f"{f'{theirs.split()[0]} / {ours}':22.22}{row}")
+    rounds = len(result["start"]["runs"]["python"])
+    print(f"starting, median of {rounds}:")
+    for name, found in result["start"]["medians"].items():
+        row = "".join(f"{found[what] * UNITS[what][1]:12.1f}" for what in found)
+        print(f"{name:22}{row}")
 
 
 def main() -> None:
@@ -153,6 +181,8 @@ def main() -> None:
             path = Path(scratch) / "synthetic.gguf"
             write_synthetic(path)
         result = compare(path, arguments.rounds)
+    result["start"] = starting(arguments.rounds)
+    result["machine"]["load_after"] = machine().get("load")
     show(result)
     write_json(arguments.json, result)
 

@@ -1,10 +1,14 @@
 """Time of `gguf2st verify` on checkpoints of a large model's size, whose data are holes in files.
 
     python benchmarks/verify.py [--runs 5] [--directory DIR] [--json results.json]
+    python benchmarks/verify.py --against model.gguf CHECKPOINT...
 
 Headers, config.json and index are those of a Qwen3.5 text model with 64 blocks: unquantized (866
 tensors), with packed 4-bit integers, and a mixture of 256 experts, one tensor for each. Every run is
 a new process, so that starting Python counts.
+
+With `--against`, how long comparing checkpoints with the GGUF that they were made of takes: what
+`verify --against` takes longer than `verify`, and weights in each second of it and of processor time.
 """
 
 from __future__ import annotations
@@ -195,7 +199,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--against", type=Path)
+    parser.add_argument("checkpoints", nargs="*", type=Path)
     arguments = parser.parse_args()
+    if arguments.against is not None:
+        compare(arguments.checkpoints, arguments.against, arguments.runs, arguments.json)
+        return
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
         results = [
             measure(Path(folder) / name, experts, packed, arguments.runs)
@@ -223,6 +232,19 @@ def measure(directory: Path, experts: int, packed: bool, runs: int) -> dict[str,
         else {name: ("F32" if "A_log" in name else "BF16", shape) for name, shape in dense.items()}
     )
     total = write(directory, tensors, config(experts, packed))
+    seconds, processor = times(["verify", str(directory)], runs)[:2]
+    return {
+        "name": directory.name,
+        "tensors": len(tensors),
+        "gigabytes": total / 1e9,
+        "median": statistics.median(seconds),
+        "processor": statistics.median(processor),
+        "all": seconds,
+    }
+
+
+def times(arguments: list[str], runs: int) -> tuple[list[float], list[float], str]:
+    """Seconds and those of the processor of each run of the command, and what the last one printed."""
     seconds: list[float] = []
     processor: list[float] = []
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -230,7 +252,7 @@ def measure(directory: Path, experts: int, packed: bool, runs: int) -> dict[str,
     for _ in range(runs):
         started = time.perf_counter()
         run = subprocess.run(
-            [sys.executable, "-m", "gguf2st.cli", "verify", str(directory)],
+            [sys.executable, "-m", "gguf2st.cli", *arguments],
             capture_output=True,
             text=True,
             check=False,
@@ -241,14 +263,36 @@ def measure(directory: Path, experts: int, packed: bool, runs: int) -> dict[str,
         before += processor[-1]
         if run.returncode:
             raise SystemExit(run.stdout + run.stderr)
-    return {
-        "name": directory.name,
-        "tensors": len(tensors),
-        "gigabytes": total / 1e9,
-        "median": statistics.median(seconds),
-        "processor": statistics.median(processor),
-        "all": seconds,
-    }
+    return seconds, processor, run.stdout
+
+
+def compare(checkpoints: list[Path], model: Path, runs: int, results: Path | None) -> None:
+    found = []
+    for checkpoint in checkpoints:
+        command = ["verify", str(checkpoint), "--json"]
+        against = [*command, "--against", str(model)]
+        times(against, 1)  # compiles, and brings the files into the system's cache
+        alone = [statistics.median(each) for each in times(command, runs)[:2]]
+        *both, printed = times(against, runs)
+        weights = sum(tensor["values"] for tensor in json.loads(printed)["against"]["tensors"])
+        wall, processor = (
+            statistics.median(each) - less for each, less in zip(both, alone, strict=True)
+        )
+        found.append(
+            {
+                "name": checkpoint.name,
+                "weights": weights,
+                "seconds": wall,
+                "processor": processor,
+                "all": both,
+            }
+        )
+        print(
+            f"{checkpoint.name:12} {weights / 1e6:7.0f} M weights  {wall:.2f} s, "
+            f"{weights / wall / 1e6:.0f} M/s; {weights / processor / 1e6:.0f} M in a second of a thread"
+        )
+    if results:
+        results.write_text(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":
