@@ -98,3 +98,17 @@ def test_every_rule_has_a_case() -> None:
 def test_the_document_has_every_rule() -> None:
     """`python -m tests.engines.test_verdicts` writes the table anew."""
     assert rules_table() in DOCUMENT.read_text()
+
+
+@pytest.mark.parametrize("tokens", [10, 400_000], ids=["short", "long"])
+def test_a_tokenizer_that_ends_early(tokens: int, tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.rule == "D-38")
+    checkpoint = made(case, tmp_path / "good", broken=False)
+    vocabulary = {f"token {number}": number for number in range(tokens)}
+    text = json.dumps({"model": {"type": "BPE", "vocab": vocabulary, "merges": []}})
+    file = checkpoint / "tokenizer.json"
+    file.write_text(text)
+    assert not effects(gguf2st.verify(checkpoint), "D-38")
+    file.write_text(text[:-20])
+    report = gguf2st.verify(checkpoint)
+    assert [f.subjects for f in report.of("D-38") if f.fatal] == [("tokenizer.json",)]

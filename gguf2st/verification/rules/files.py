@@ -167,7 +167,8 @@ def files_beside(context: Context) -> Iterator[Finding]:
     managers/multimodal_processor.py (sglang#22885).
     """
     view = context.view
-    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
+    parsed = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+    for name in parsed:
         if name in view.unreadable:
             yield Finding(
                 "D-38",
