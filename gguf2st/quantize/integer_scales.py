@@ -30,12 +30,6 @@ def clipped(values, low, high):
 
 
 @formula
-def extended(low, high, odd, value):
-    """Extremes with one more value, and `odd`, which an infinity or a NaN makes a NaN."""
-    return smaller(value, low), larger(value, high), odd + (value - value)
-
-
-@formula
 def rounded_plainly(low, high, half, symmetric, dtype):
     """Unit and 1 / unit of each group, plain rounding's scale before and after it is stored, its offset.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,8 +134,3 @@ def _differences(
             yield from _differences(one, other, f"{path}{key}.")
         elif one != other:
             yield f"{path}{key}", (one, other)
-
-
-def names_of(changes: Sequence[Change]) -> tuple[str, ...]:
-    """All subjects."""
-    return tuple(dict.fromkeys(name for change in changes for name in change.subjects))

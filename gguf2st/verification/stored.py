@@ -20,7 +20,6 @@ FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
 FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
 # Leaves that only quantized matrices have.
 PACKED = "weight_packed"
-AWQ_GPTQ = "qweight"
 CODES = frozenset({"I8", "U8"}) | FP8
 COMPANIONS = frozenset(
     {
