@@ -19,6 +19,8 @@ from gguf2st.mapping.expression import Expression, ExpressionError, Template
 from gguf2st.mapping.folds import FoldRule
 from gguf2st.mapping.table import Block, Entry, Fields, Formats, Group, Pattern, Table
 
+Stamps = tuple[tuple[str, int, int], ...]
+
 SCHEMA = 1
 ENTRY_KEYS = {"to", "by", "dtype", "when", "drop"}
 GROUP_KEYS = {"when", "optional", "component"}
@@ -84,7 +86,8 @@ def load_tables(directory: Path | None = None) -> tuple[Table, ...]:
 
     Raises `TableError` for the first invalid table, `UsageError` when there is no such directory.
     """
-    return _load_tables(directory or mappings_directory())
+    directory = directory or mappings_directory()
+    return _load_tables(directory, _stamps(directory))
 
 
 def table_serving(kind: str, name: str, directory: Path | None = None) -> Table | None:
@@ -92,7 +95,13 @@ def table_serving(kind: str, name: str, directory: Path | None = None) -> Table 
 
     The others aren't loaded. Raises as `load_tables` does.
     """
-    for path in _paths(directory or mappings_directory()):
+    directory = directory or mappings_directory()
+    return _table_serving(kind, name, directory, _stamps(directory))
+
+
+@functools.lru_cache(maxsize=64)
+def _table_serving(kind: str, name: str, directory: Path, _stamps: Stamps) -> Table | None:
+    for path in _paths(directory):
         served = _read(path, []).get(kind)
         if isinstance(served, list) and name in served:
             return load_table(path)
@@ -107,8 +116,14 @@ def _paths(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.toml"))
 
 
-@functools.cache
-def _load_tables(directory: Path) -> tuple[Table, ...]:
+def _stamps(directory: Path) -> Stamps:
+    """Each table's name, time and size: what was loaded counts until one of them differs."""
+    found = [(path.name, path.stat()) for path in _paths(directory)]
+    return tuple((name, state.st_mtime_ns, state.st_size) for name, state in found)
+
+
+@functools.lru_cache(maxsize=4)
+def _load_tables(directory: Path, _stamps: Stamps) -> tuple[Table, ...]:
     tables = [load_table(path) for path in _paths(directory)]
     return tuple(table for table in tables if table.architectures or table.projectors)
 
