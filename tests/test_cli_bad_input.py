@@ -1,6 +1,5 @@
 """What the command line says of bad input: one sentence, the right exit code, nothing left behind."""
 
-import os
 import struct
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from gguf2st.cli.parsing import parse_size
 from gguf2st.errors import UsageError
+from tests.command_line import run
 from tests.gguf.files import craft, entry, text_key, write_gguf
 
 ROOT = Path(__file__).parents[1]
@@ -22,18 +22,6 @@ MMPROJ = FIXTURES / "qwen35-small" / "mmproj-qwen35-small-f16.gguf"
 WIDE_MMPROJ = FIXTURES / "qwen35" / "mmproj-qwen35-f16.gguf"
 
 FAILED, USAGE, INPUT, UNSUPPORTED, OUTPUT = 1, 2, 3, 4, 5
-
-
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "gguf2st.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-        check=False,
-        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
-    )
 
 
 @pytest.fixture

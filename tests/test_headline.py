@@ -1,7 +1,6 @@
 """The model that most users bring, at its real size: planned with all its tensors, none read."""
 
 import json
-import time
 from itertools import pairwise
 
 import pytest
@@ -67,7 +66,7 @@ def test_the_plan_of_866_tensors(name: str, model: GgufModel) -> None:
 
 
 def test_budgets_and_levels(model: GgufModel) -> None:
-    """A plan takes seconds, uses its budget, and all engines read each matrix as it is written."""
+    """A plan uses its budget, and all engines read each matrix as it is written."""
     plans = []
     for choice in (
         {"bits_per_weight": 5.7},
@@ -75,11 +74,8 @@ def test_budgets_and_levels(model: GgufModel) -> None:
         {"bits_per_weight": 6.5},
         {"quality": 3},
     ):
-        started = time.monotonic()
         options = gguf2st.PlanOptions(to="ct", tensor_parallel=(1, 2), **choice)
         plan = gguf2st.make_plan(model, options)
-        # Three seconds alone on the machine.
-        assert time.monotonic() - started < 20
         if wanted := choice.get("bits_per_weight"):
             assert 0.995 * wanted < plan.bits_per_weight <= wanted
         specs = {placement.spec.name: placement.spec for placement in plan.placements}

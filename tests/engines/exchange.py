@@ -5,7 +5,9 @@ slow import is paid once. It reads a JSON list of jobs from standard input and p
 result a line to standard output; whatever the engine itself prints goes to standard error.
 """
 
+import contextlib
 import gc
+import importlib
 import json
 import multiprocessing
 import os
@@ -14,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +78,8 @@ def serve(run: Callable[[Job], Result]) -> None:
     """Be an engine's process: run every job of standard input and print its result."""
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # also for what compiled code prints
+    # An engine's modules are half a million objects that no collection has to look at again.
+    gc.freeze()
     for job in json.load(sys.stdin):
         job["prompts"] = [Prompt(**prompt) for prompt in job["prompts"]]
         try:
@@ -83,6 +88,7 @@ def serve(run: Callable[[Job], Result]) -> None:
             result = Result(job["name"], error=traceback.format_exc())
         print(json.dumps(asdict(result)), file=results, flush=True)
         gc.collect()  # a failed engine dies with its traceback, and not while the next one starts
+        gc.freeze()
 
 
 def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -90,19 +96,50 @@ def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
 
     Its exceptions come as `RuntimeError`: not all of an engine's can be sent from process to process.
     """
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        result, error = pool.apply(guarded, (function, arguments))
-    if error:
-        raise RuntimeError(error)
+    [result] = in_children(function, [arguments])
     return result
 
 
-def guarded(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, str]:
-    """What a function returns, or the traceback of its exception."""
+def in_children(function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> list[Any]:
+    """What a function returns for each tuple of arguments, in forks that run at once.
+
+    Modules that the forks imported are imported here, too: the next ones find them.
+    """
+    context = multiprocessing.get_context("fork")
+    children = []
+    for arguments in calls:
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_answer, args=(sender, function, arguments))
+        child.start()
+        sender.close()
+        children.append((child, receiver))
+    results, errors = [], []
+    for child, receiver in children:
+        try:
+            result, error, modules = receiver.recv()
+        except EOFError:
+            child.join()
+            result, error, modules = None, f"the process ended with code {child.exitcode}", []
+        child.join()
+        results.append(result)
+        errors.append(error)
+        for name in modules:
+            with contextlib.suppress(Exception):  # made at run time, and in no file
+                importlib.import_module(name)
+    gc.freeze()
+    if error := next(filter(None, errors), ""):
+        raise RuntimeError(error)
+    return results
+
+
+def _answer(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Send what a function returns, the traceback of its exception, and what it imported."""
+    known = set(sys.modules)
     try:
-        return function(*arguments), ""
+        result, error = function(*arguments), ""
     except Exception:
-        return None, traceback.format_exc()
+        result, error = None, traceback.format_exc()
+    sender.send((result, error, [name for name in list(sys.modules) if name not in known]))
 
 
 def ask(

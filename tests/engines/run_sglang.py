@@ -6,7 +6,6 @@ or more H100s, which `fake_cuda` poses as.
 """
 
 import logging
-import multiprocessing
 import os
 import socket
 import time
@@ -14,7 +13,7 @@ import warnings
 from typing import Any
 
 from tests.engine_rules.recorders import fake_cuda
-from tests.engines.exchange import Job, Result, guarded, serve
+from tests.engines.exchange import Job, Result, in_children, serve
 from tests.engines.unfilled import STATIC_SCALE, find_unfilled
 
 
@@ -28,14 +27,7 @@ def run(job: Job) -> Result:
     ranks = job.options.get("ranks", 1)
     address = f"127.0.0.1:{free_port()}"
     # A fork has all of SGLang imported already.
-    with multiprocessing.get_context("fork").Pool(ranks) as pool:
-        calls = [(load, (job, address, rank)) for rank in range(ranks)]
-        # Not all of SGLang's exceptions can be sent from process to process.
-        answers = pool.starmap(guarded, calls, chunksize=1)
-    for _, error in answers:
-        if error:
-            raise RuntimeError(error)
-    loaded = [result for result, _ in answers]
+    loaded = in_children(load, [(job, address, rank) for rank in range(ranks)])
     classes, _ = loaded[0]
     unfilled = [
         f"{text} on rank {rank}" if ranks > 1 else text

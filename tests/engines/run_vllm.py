@@ -7,53 +7,69 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.engines.exchange import Answer, Job, Prompt, Result, serve
+from tests.engines.exchange import Answer, Job, Prompt, Result, in_child, serve
 
 ENVIRONMENT = {
     # Where the processor has AMX, vLLM would quantize activations to 8 bits before 4-bit weights.
     "VLLM_CPU_INT4_W4A8": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding is slow on a machine that does other work
+    "VLLM_CONFIGURE_LOGGING": "0",  # a second each time, for one logger among thousands
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in this process: quicker, plain tracebacks
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
+    # What `enforce_eager` leaves to compile, as the ranks of log-probabilities, runs as it is written.
+    "TORCH_COMPILE_DISABLE": "1",
 }
+KV_CACHE = 1 << 28  # bytes
 CANDIDATES = 5
 
 
 def run(job: Job) -> Result:
-    """Load one checkpoint, continue its prompts and free it."""
-    from vllm import LLM
-    from vllm.distributed import cleanup_dist_env_and_memory
+    """Load one checkpoint and continue its prompts, in a process that ends with that."""
+    result: Result = in_child(load_and_continue, job)
+    return result
 
+
+def prepare() -> None:
+    """Do once what each engine would do when it starts; forks have it from here."""
+    import vllm.entrypoints.llm  # noqa: F401  # before the first fork
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+    # Looks at every attribute of every module.
+    current_platform.register_triton_kernel_overrides()
+    type(current_platform).register_triton_kernel_overrides = staticmethod(lambda: None)
+
+
+def load_and_continue(job: Job) -> Result:
+    """Do a job, and free nothing."""
+    from vllm import LLM
+
+    # vLLM thaws and collects what was imported, too: seconds each time.
+    gc.unfreeze = gc.collect = lambda *_: 0  # type: ignore[assignment,misc]
     started = time.monotonic()
-    llm = None
-    try:
-        llm = LLM(
-            job.directory,
-            dtype=job.dtype,
-            enforce_eager=True,
-            max_model_len=1024,
-            max_num_seqs=2,
-            **job.options,
-        )
-        answers = [continue_prompt(llm, prompt, job.new_tokens) for prompt in job.prompts]
-        classes = {
-            "model": llm.llm_engine.model_config.architecture,
-            "tokenizer": type(llm.get_tokenizer()).__name__,
-        }
-        return Result(
-            job.name,
-            answers,
-            classes,
-            kernels=sorted(set().union(*llm.apply_model(kernels))),
-            drafts=0 if job.options.get("disable_log_stats", True) else count_drafts(llm),
-            seconds=time.monotonic() - started,
-        )
-    finally:
-        del llm
-        gc.collect()
-        cleanup_dist_env_and_memory()
+    llm = LLM(
+        job.directory,
+        dtype=job.dtype,
+        enforce_eager=True,
+        max_model_len=1024,
+        max_num_seqs=2,
+        kv_cache_memory_bytes=KV_CACHE,
+        **job.options,
+    )
+    answers = [continue_prompt(llm, prompt, job.new_tokens) for prompt in job.prompts]
+    classes = {
+        "model": llm.llm_engine.model_config.architecture,
+        "tokenizer": type(llm.get_tokenizer()).__name__,
+    }
+    return Result(
+        job.name,
+        answers,
+        classes,
+        kernels=sorted(set().union(*llm.apply_model(kernels))),
+        drafts=0 if job.options.get("disable_log_stats", True) else count_drafts(llm),
+        seconds=time.monotonic() - started,
+    )
 
 
 def continue_prompt(llm: Any, prompt: Prompt, new_tokens: int) -> Answer:
@@ -134,4 +150,5 @@ if __name__ == "__main__":
     from tests.engines import reference_kernels
 
     reference_kernels.register()
+    prepare()
     serve(run)

@@ -212,7 +212,9 @@ def test_operations(tmp_path, call, shapes, in_torch, packed, kind):
             assert (move_packed(view, kind) == whole(view).numpy().reshape(-1)).all()
 
 
-@pytest.mark.parametrize(("call", "shapes", "in_torch"), ELEMENTS, ids=str)
+@pytest.mark.parametrize(
+    ("call", "shapes", "in_torch"), ELEMENTS, ids=[case[0] for case in ELEMENTS]
+)
 def test_operations_on_single_elements(tmp_path, call, shapes, in_torch):
     views, values = views_of(tmp_path / "a.gguf", some(*shapes))
     made, expected = bind(call).apply(views), in_torch(*values)
