@@ -25,6 +25,8 @@ _CANDIDATES: tuple[tuple[str, dict[str, Any]], ...] = (
 
 def working_choice(resolution: Resolution, options: PlanOptions) -> str:
     """Flags of the first format that the same engines take of a model, such as "--to ct --bits 8"."""
+    if target_named(options.to, options.target).by_type:
+        return "--to bf16"  # whoever wants to lose nothing
     for to, choices in _CANDIDATES:
         if to in (options.to, {"compressed-tensors": "ct"}.get(options.to)) and not choices:
             continue

@@ -132,10 +132,12 @@ def fold_scales(
     importance: Importance,
     exponent: float,
     quantized: Collection[str] | None = None,
+    untouched: Collection[str] = (),
 ) -> Folding:
-    """Scales for every fold of a model that has a quantized reader (all folds when None).
+    """Scales for every fold of a model that has a `quantized` reader (all folds when None).
 
-    Raises `UnsupportedError` when a table's fold doesn't fit its tensors.
+    Those with an `untouched` reader are left out. Raises `UnsupportedError` when a table's fold
+    doesn't fit its tensors.
     """
     folding = Folding()
     if not exponent:
@@ -149,6 +151,8 @@ def fold_scales(
         if not readers or not (written or matrix):
             continue
         if quantized is not None and not any(reader.name in quantized for reader in readers):
+            continue
+        if any(reader.name in untouched for reader in readers):
             continue
         width = matrix.shape[0] if matrix else recipes[written[0]].shape[-1]
         channels = _channels(fold, width, readers)

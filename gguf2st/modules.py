@@ -143,12 +143,15 @@ def importance_of(
     weights = importance.get(tensor.name)
     if weights is None or weights.size % tensor.columns:
         return None
+    if weights.ndim > 1 and weights.shape[-1] != tensor.columns:  # of other experts' shape
+        return None
     by_expert = weights.reshape(-1, tensor.columns)
     if len(by_expert) not in (1, *tensor.shape[:-2]):
         return None
     row = first & ((1 << SOURCE_SHIFT) - 1)
     mine: npt.NDArray[np.float32] = by_expert[row // (tensor.row_count // len(by_expert))]
-    if not mine.any():
+    # Of an expert that never ran, llama.cpp's old format says 1 everywhere.
+    if not mine.any() or (len(by_expert) > 1 and (mine == 1).all()):
         return None
     return mine if view.columns is None else mine[view.columns]
 

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,15 @@ from gguf2st.alternatives import working_choice
 from gguf2st.checkpoint.documents import Documents, build_documents
 from gguf2st.checkpoint.writer import Placement, Shard, index_document, lay_out
 from gguf2st.errors import Gguf2stError, InputError, UnsupportedError, UsageError
-from gguf2st.folding import EXPONENT, Folding, fold_scales
+from gguf2st.folding import Folding
 from gguf2st.gguf import GgufModel
 from gguf2st.mapping import Recipe, Resolution, resolve
-from gguf2st.modules import Module, importance_of, modules_of
+from gguf2st.modules import Module
 from gguf2st.options import PlanOptions
 from gguf2st.selection import Kept, Selection, as_read
+from gguf2st.smoothing import scaled_by_importance
 from gguf2st.targets import Quantized, Target, TensorSpec, target_named
+from gguf2st.targets.lossless import on_grid
 
 # Elements that one worker decodes at a time: 4 MB of float32, near a core's cache.
 CHUNK_ELEMENTS = 1 << 20
@@ -127,6 +129,21 @@ class Plan:
             base, worker = BASE_MEMORY, CHUNK_MEMORY + 2 * packed
         return base + self.options.threads * worker + 3 * vocabulary
 
+    @property
+    def imatrix_helps(self) -> bool:
+        """Whether 4 bits are searched that lose something, and without an importance matrix."""
+        searched = self.options.fit == "search" and not self.target.by_type
+        if not searched or self.options.importance is not None:
+            return False
+        found = ((planned.module, planned.quantized.scheme) for planned in self.modules)
+        return any(
+            scheme.kind == "int"
+            and scheme.bits == 4
+            and scheme.activation_bits == 16
+            and not on_grid(module.block_types(), scheme)
+            for module, scheme in found
+        )
+
     def components(self) -> dict[str, int]:
         """Component ("text", "vision", "mtp") -> number of source-level tensors of the output."""
         recipes = [tensor.recipe for tensor in self.tensors]
@@ -203,7 +220,7 @@ def make_plan(model: GgufModel, options: PlanOptions) -> Plan:
     plan = drafts.draft() if options.bits_per_weight is None else drafts.within_budget()
     plan = replace(
         plan,
-        folding=_folding(resolution, target, options, [q for _, q in chosen.modules]),
+        folding=scaled_by_importance(resolution, target, options, chosen.modules),
         warnings=(*plan.warnings, *chosen.check(drafts.quantization())),
     )
     return _within_memory(plan)
@@ -334,38 +351,6 @@ class _Drafts:
             differences=tuple(documents.differences),
             engines=self._chosen.engines,
         )
-
-
-def _folding(
-    resolution: Resolution, target: Target, options: PlanOptions, quantized: Sequence[Quantized]
-) -> Folding:
-    if options.importance is None:
-        if options.smoothing:
-            raise UsageError("--smoothing needs an importance matrix; give one with --imatrix.")
-        return Folding()
-    modules = (module for recipe in resolution.recipes for module in modules_of(recipe))
-    if not any(importance_of(module, options.importance) is not None for module in modules):
-        raise InputError(
-            "the importance matrix has no entry that fits a matrix of "
-            f"{resolution.model.language.path}; take the one that was made from this model."
-        )
-    if not target.schemes():
-        if options.smoothing is None:
-            raise UsageError(
-                f"an importance matrix is of no use to {target.name}; leave --imatrix out, or give "
-                "--smoothing to make the result ready for another quantizer."
-            )
-        return fold_scales(resolution, options.importance, options.smoothing)
-    exponent = EXPONENT if options.smoothing is None else options.smoothing
-    integers = {
-        q.name for q in quantized if q.scheme.kind == "int" and q.scheme.activation_bits == 16
-    }
-    if options.smoothing and not integers:
-        raise UsageError(
-            f"{target.name} has no integers with 16-bit activations, which is what --smoothing is for; "
-            "leave it out."
-        )
-    return fold_scales(resolution, options.importance, exponent, integers)
 
 
 @contextlib.contextmanager

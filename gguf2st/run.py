@@ -50,14 +50,15 @@ class Outcome:
     """What a run measured.
 
     `errors` holds the error sums of each quantized module, `moved` are those whose blocks were
-    kept, `broken` says how many values of a tensor aren't finite. Kernels were compiled for
-    `compile_seconds` of wall time.
+    kept, `broken` says how many values of a tensor aren't finite. `rounded` are tensors that a
+    lossless format couldn't hold exactly. Kernels were compiled for `compile_seconds` of wall time.
     """
 
     errors: dict[str, ErrorSums] = field(default_factory=dict)
     moved: set[str] = field(default_factory=set)
     weighted: set[str] = field(default_factory=set)
     broken: dict[str, int] = field(default_factory=dict)
+    rounded: set[str] = field(default_factory=set)
     compile_seconds: float = 0.0
 
 
@@ -158,9 +159,11 @@ class _Work:
             direct = spec.dtype in DIRECT and not view.single and view.acts_on_packed_rows()
             direct = direct and not self._plan.folding.changes(tensor.recipe)
             copy, chunk = self._copy, CHUNK_ELEMENTS
-            if self._on_gpu(view) and view.acts_on_packed_rows():
+            # A lossless format compares values with what becomes of them.
+            compares = self._plan.target.by_type
+            if not compares and self._on_gpu(view) and view.acts_on_packed_rows():
                 copy, chunk = self._copy_on_gpu, self._chunk
-            elif direct:
+            elif not compares and direct:
                 copy, chunk = self._copy_directly, DIRECT_ELEMENTS
             rows = tensor.placement.row_count
             step = max(1, chunk // spec.shape[-1])
@@ -204,6 +207,9 @@ class _Work:
         encoded = encode_dense(tensor.placement.spec, values)
         self._write(tensor.placement, start, encoded)
         self._count_broken(tensor.recipe.name, values)
+        if self._plan.target.by_type and not np.array_equal(encoded, values, equal_nan=True):
+            with self._lock:
+                self.outcome.rounded.add(tensor.recipe.name)
 
     def _quantize(self, planned: PlannedModule) -> None:
         view, errors = planned.module.view(), ErrorSums()

@@ -339,8 +339,15 @@ class Selection:
             refusals = [
                 f"{' and '.join(types) or 'changed values'} lie on no grid of {self._target.name}"
             ]
-        # The first refusal is of the preferred scheme, the one that the user asked for.
-        self.kept += [Kept(module.name, refusals[0]) for module in group]
+        # Of the preferred scheme, the one that the user asked for; but what 128 doesn't divide, 32 may.
+        whole = (all(self._divides(module, scheme) for module in group) for scheme in schemes)
+        told = next(
+            (text for text, fits in zip(refusals, whole, strict=False) if fits), refusals[0]
+        )
+        self.kept += [Kept(module.name, told) for module in group]
+
+    def _divides(self, module: Module, scheme: Scheme) -> bool:
+        return self._target.refusal(module.shape, scheme) is None
 
     def _accept(self, group: Sequence[Module], scheme: Scheme) -> None:
         for module in group:

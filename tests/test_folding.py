@@ -65,6 +65,20 @@ def test_the_function_stays_the_same(case: Case, tmp_path: Path) -> None:
     assert np.quantile(distances.numpy(), 0.9 if experts else 1) <= TOLERANCE
 
 
+def test_an_expert_that_never_ran_says_nothing_of_the_others() -> None:
+    """A matrix without the router's entry: what the experts read is the mean over those that ran."""
+    model = gguf2st.open_model(FIXTURES / "qwen3moe" / "qwen3moe-Q4_K_M.gguf")
+    small = {name: np.float32(1e-3) * weights for name, weights in importance(model).items()}
+    given = {name: small[name] for name in small if "_exps" in name}
+    up = given["blk.0.ffn_up_exps.weight"]
+    given["blk.0.ffn_gate_exps.weight"] = up
+    up[0] = 1
+    scales = fold_scales(resolve(model), given, 0.5).column_scales("model.layers.0.mlp.gate")
+    wanted = up[1:].astype(np.float64).mean(0) ** 0.25
+    assert scales is not None
+    np.testing.assert_allclose(scales / scales[0], wanted / wanted[0], rtol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def llama() -> Path:
     return FIXTURES / "llama" / "llama-Q4_K_M.gguf"
@@ -77,8 +91,51 @@ def test_the_report_counts_what_was_measured(llama: Path, tmp_path: Path) -> Non
     assert report.folds == 2 * 4
     assert all(module.measured for module in report.modules)
     assert f"imatrix      {len(report.modules)} of" in report.to_text()
+    assert not report.imatrix_helps
     for name, values in load_file(tmp_path / "out" / "model.safetensors").items():
         assert torch.isfinite(values.float()).all(), name
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "folds"),
+    [
+        ("llama/llama-Q4_K_M.gguf", {"group_size": 32}, 8),
+        ("llama/llama-Q4_K_M.gguf", {"bits": 8}, 0),  # rounding what is scaled costs what it brings
+        ("blocks/blocks-Q4_0.gguf", {"group_size": 128}, 4),
+        ("blocks/blocks-Q4_0.gguf", {"group_size": 32}, 0),
+        ("blocks/blocks-TQ1_0.gguf", {"group_size": 128}, 0),
+        ("blocks/blocks-Q2_0.gguf", {"group_size": 64, "symmetric": False}, 0),
+    ],
+)
+def test_what_loses_by_scaling_is_not_scaled(
+    name: str, options: dict[str, Any], folds: int
+) -> None:
+    gguf, target = FIXTURES / name, gguf2st.TargetOptions(**options)
+    given = {"importance": importance(gguf2st.open_model(gguf)), "to": "ct", "target": target}
+    report = gguf2st.convert(gguf, "out", dry_run=True, **given)
+    assert report.folds == folds
+    plain = gguf2st.convert(gguf, "out", dry_run=True, **given | {"importance": None})
+    assert plain.imatrix_helps == bool(folds)  # nor is it missed
+    if options.get("bits") == 8:
+        assert gguf2st.convert(gguf, "out", dry_run=True, smoothing=0.5, **given).folds == 8
+
+
+@pytest.mark.parametrize(
+    ("choices", "helps"),
+    [
+        ({"to": "awq"}, True),
+        ({"to": "ct", "fit": "rtn"}, False),
+        ({"to": "ct", "target": gguf2st.TargetOptions(bits=8)}, False),
+        ({"to": "fp8"}, False),
+        ({"to": "bf16"}, False),
+    ],
+)
+def test_the_report_says_what_a_matrix_would_bring(
+    llama: Path, choices: dict[str, Any], helps: bool
+) -> None:
+    report = gguf2st.convert(llama, "out", dry_run=True, **choices)
+    assert report.imatrix_helps == helps
+    assert ("--imatrix FILE" in report.to_text()) == helps
 
 
 @pytest.mark.parametrize(
@@ -86,6 +143,7 @@ def test_the_report_counts_what_was_measured(llama: Path, tmp_path: Path) -> Non
     [
         ({"to": "bf16"}, gguf2st.UsageError, "of no use to bf16"),
         ({"to": "fp8", "smoothing": 0.5}, gguf2st.UsageError, "has no integers"),
+        ({"to": "ct", "smoothing": float("nan")}, gguf2st.UsageError, "isn't an exponent"),
         ({"to": "ct", "smoothing": 0.5, "importance": None}, gguf2st.UsageError, "--imatrix"),
         (
             {"to": "ct", "importance": {"blk.9.ffn_up.weight": np.ones(256, np.float32)}},

@@ -23,12 +23,15 @@ def experts() -> dict[str, Module]:
     return modules("qwen35moe/qwen35moe-Q4_0.gguf")
 
 
+@pytest.mark.parametrize("unreached", [0, 1])  # llama.cpp's old format says 1
 @pytest.mark.parametrize("flat", [False, True], ids=["by expert", "flat, as in old files"])
-def test_experts_have_weights_of_their_own(experts: dict[str, Module], flat: bool) -> None:
+def test_experts_have_weights_of_their_own(
+    experts: dict[str, Module], flat: bool, unreached: int
+) -> None:
     down = [experts[f"model.layers.0.mlp.experts.{n}.down_proj"] for n in range(4)]
     name, columns = down[0].source().tensor.name, down[0].shape[1]
     weights = np.arange(1, 4 * columns + 1, dtype=np.float32).reshape(4, columns)
-    weights[2] = 0
+    weights[2] = unreached
     given = {name: weights.reshape(-1) if flat else weights}
     for number, module in enumerate(down):
         found = importance_of(module, given)
@@ -44,6 +47,8 @@ def test_weights_of_another_size_are_not_used(experts: dict[str, Module]) -> Non
     assert importance_of(module, {}) is None
     assert importance_of(module, {name: np.ones(columns + 1, np.float32)}) is None
     assert importance_of(module, {name: np.ones((3, columns), np.float32)}) is None
+    wide = np.arange(8 * columns // 2, dtype=np.float32).reshape(2, 2 * columns)
+    assert importance_of(module, {name: wide}) is None
 
 
 def test_weights_follow_their_columns() -> None:

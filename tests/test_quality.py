@@ -176,6 +176,21 @@ def test_what_an_engine_refuses_falls_to_the_next_rung(monkeypatch: pytest.Monke
     assert schemes(largest)["model.layers.1.mlp.up_proj"] == "int8 g32"
 
 
+def test_a_kept_matrix_names_what_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that 128 doesn't divide its columns, which 32 does."""
+    refusal = EngineRules.refusal
+
+    def no_value(self: EngineRules, shapes: dict[str, Any], scheme: Any) -> str | None:
+        if any("v_proj" in name for name in shapes):
+            return "no kernel"
+        return refusal(self, shapes, scheme)
+
+    monkeypatch.setattr(EngineRules, "refusal", no_value)
+    plan = planned("mistral-small/mistral-small-bf16.gguf", engines=("hf",))
+    kept = {kept.name: kept.reason for kept in plan.kept}
+    assert kept["model.layers.0.self_attn.v_proj"] == "no kernel"
+
+
 @pytest.mark.parametrize("choice", [{"quality": 0}, {"quality": 3}, {"bits_per_weight": 6.0}])
 def test_an_output_head_never_has_four_bits(choice: dict[str, Any]) -> None:
     plan = planned("llama", quantize=("lm_head",), **choice)
@@ -256,3 +271,13 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
             main(["convert", gguf, "--to", "ct", option, wanted, "--dry-run", "--force"])
         assert ended.value.code == 0
         assert "6 matrices as int8 g32" in capsys.readouterr().out
+
+
+def test_classes_that_gains_are_measured_of() -> None:
+    """Each matrix that a plan quantizes is of one class of the benchmark."""
+    from benchmarks.gains import classes_of  # and with it transformers
+
+    classes = classes_of(FIXTURES / MODELS["qwen35moe"][0])
+    assert list(classes) == ["qkv", "down", "attention_output", "gate_up", "experts"]
+    for name in schemes(planned("qwen35moe")):
+        assert sum(re.search(pattern, name) is not None for pattern in classes.values()) == 1, name

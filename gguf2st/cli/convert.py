@@ -39,7 +39,7 @@ def convert(
             min=0,
             max=1,
             help="With --imatrix: exponent of the activations' size in the scales that move into weights; "
-            "0: none. Default: 0.35.",
+            "0: none. Default: 0.35, none for 8 bits.",
             rich_help_panel=_FORMAT,
         ),
     ] = None,

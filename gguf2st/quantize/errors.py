@@ -15,13 +15,15 @@ class ErrorSums:
     """Sums over the weights x of a matrix and what they become, y, in float64.
 
     `weighted` and `weighted_nearest` are importance-weighted squared errors of the
-    chosen fit and of plain round-to-nearest (weights 1 without an importance).
+    chosen fit and of plain round-to-nearest (weights 1 without an importance). `largest` is the
+    largest |x - y| / |x| where it was measured: of fits that are exact but for their scales.
     """
 
     squared: float = 0.0
     norm: float = 0.0
     weighted: float = 0.0
     weighted_nearest: float = 0.0
+    largest: float = 0.0
 
     def add(self, other: ErrorSums) -> None:
         """Add the sums of further rows."""
@@ -29,6 +31,7 @@ class ErrorSums:
         self.norm += other.norm
         self.weighted += other.weighted
         self.weighted_nearest += other.weighted_nearest
+        self.largest = max(self.largest, other.largest)
 
     @property
     def relative_rmse(self) -> float:

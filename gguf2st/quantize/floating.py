@@ -216,7 +216,8 @@ def nvfp4_block_errors(
     counts = np.bincount(pairs.ravel(), minlength=wanted.size).reshape(wanted.shape)
     squared = float((np.square(found - wanted, dtype=np.float64) * counts).sum())
     norm = float((np.square(wanted, dtype=np.float64) * counts).sum())
-    return ErrorSums(squared, norm, squared, squared)
+    changes = np.abs(found - wanted) / np.where(wanted, np.abs(wanted), 1)
+    return ErrorSums(squared, norm, squared, squared, float(changes[counts > 0].max(initial=0)))
 
 
 def quantize_nvfp4(

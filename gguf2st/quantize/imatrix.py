@@ -84,7 +84,9 @@ def _from_gguf(path: Path) -> Importance:
             continue
         ran = number > 0
         means = np.ones((experts, tensor.elements // experts), np.float32)
-        means[ran] = (sums.reshape(means.shape)[ran] / number[ran, None]).astype(np.float32)
+        with np.errstate(over="ignore"):
+            means[ran] = sums.reshape(means.shape)[ran] / number[ran, None]
+        _checked(path, name, means)
         found[name] = means if experts > 1 else means[0]
     return found
 

@@ -1,13 +1,15 @@
 """Lossless: of compressed-tensors' layouts the smallest that holds a GGUF type's values as they are.
 
-Scales are float16, which holds the block scales of ggml; so is all that isn't quantized, within 2^-12 of
-its values. Which types lie on which grid follows from their definitions (ggml-common.h) and is tested by
-decoding both sides.
+Scales are float16, which holds the block scales of ggml; so is all that isn't quantized, within 2^-11 of
+its values (below 2^-14, within 2^-25). Which types lie on which grid follows from their definitions
+(ggml-common.h) and is tested by decoding both sides.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gguf2st.arrays import Array, to_host
@@ -55,6 +57,12 @@ LAYOUTS: dict[str, tuple[Scheme, ...]] = {
     "MXFP4": (_BYTES,),
     "NVFP4": (nvfp4.SCHEME,),
 }
+
+
+def on_grid(types: Collection[str], scheme: Scheme) -> bool:
+    """Whether all values of blocks of these types are on the grids of a scheme, zero points or not."""
+    plain = replace(scheme, symmetric=True)
+    return bool(types) and all(plain in LAYOUTS.get(name, ()) for name in types)
 
 
 class Lossless(CompressedTensors):
@@ -110,7 +118,8 @@ class _Encoder(CompressedTensorsEncoder):
         scheme = self.module.scheme
         rows = exact_rows(values, IntegerGrid(scheme.bits, scheme.group_size, True, scale_dtype))
         if rows is None:
-            # One value of Q3_K in many can be 128 units large, one more than there are.
+            # A scale of MXFP4 can lie beyond float16.
+            self.errors.largest = math.inf
             return super()._integers(values, scale_dtype)
         self.errors.add(rows.errors)
         return rows

@@ -116,6 +116,10 @@ def damaged(name: str, tmp_path: Path) -> Path:
             "a.weight.in_sum2": np.full((1, 8), np.inf, np.float32),
             "a.weight.counts": one,
         },
+        "hardly counted": {
+            "a.weight.in_sum2": np.full((1, 8), 1e30, np.float32),
+            "a.weight.counts": np.float32(1e-30) * one,
+        },
         "never ran": {"a.weight.in_sum2": sums(1, 8), "a.weight.counts": 0 * one},
     }
     return write_gguf(path, tensors[name])
@@ -143,6 +147,7 @@ def damaged(name: str, tmp_path: Path) -> Path:
         ("other type", "a.weight.in_sum2 has type F16, not F32"),
         ("counts that don't divide", r"sums of shape \(2, 8\) and 3 counts"),
         ("infinite", "negative or not finite"),
+        ("hardly counted", "a.weight holds a number that is negative or not finite"),
         ("never ran", "holds no importance of any tensor"),
     ],
 )
