@@ -186,7 +186,7 @@ _ROUNDED = "to float16, by 2^-11 of a value at most (by 2^-25 where it is below 
 # Measured on two models, in groups of 32 to 128 columns (docs/quality.md).
 _WITH_IMATRIX = (
     "imatrix      none; with the model's importance matrix (--imatrix FILE, published beside many GGUFs) "
-    "4 bits lose about half as much, at the same size"
+    "4 bits lost about half as much in published models, at the same size"
 )
 
 
