@@ -1,6 +1,6 @@
 """What more bits gain in each class of matrices, for each byte that they cost.
 
-    python -m benchmarks.gains model.gguf [--imatrix FILE] [--out gains.json]
+    python -m benchmarks.gains model.gguf --imatrix FILE [--out gains.json]
 
 Every class of the mapping table's [finer], and the experts that it doesn't list, goes up by itself from int4 g128
 to int4 g32, and from there (all others being int4 g32) to int8 g32. Measured as in quality.py; `--quality` and
@@ -67,7 +67,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("gguf", type=Path)
-    parser.add_argument("--imatrix", type=Path)
+    parser.add_argument("--imatrix", type=Path, required=True)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

@@ -112,8 +112,7 @@ RECIPES = (
 class Laboratory:
     """One model in memory; recipes change its weights and are compared with the first."""
 
-    def __init__(self, gguf: Path, imatrix: Path | None, directory: Path) -> None:
-        """Without a file `imatrix` one is measured."""
+    def __init__(self, gguf: Path, imatrix: Path, directory: Path) -> None:
         self._gguf, self._directory = gguf, directory
         gguf2st.convert(gguf, directory / "reference", to="f32")
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory / "reference")
@@ -123,7 +122,9 @@ class Laboratory:
         self._ids = measured_on(tokenizer)
         self._reference = self._log_probabilities()
         self._calibration = calibrated_on(tokenizer)
-        self._importance = read_importance(imatrix) if imatrix else self._measured()
+        self._importance = read_importance(imatrix)
+        # Before any recipe puts other weights into the model.
+        self._measured_here = self._measured()
 
     def _measured(self) -> dict[str, np.ndarray]:
         """The mean square of what each matrix is multiplied with, by GGUF tensor, as llama-imatrix takes it."""
@@ -160,7 +161,7 @@ class Laboratory:
 
     def convert(self, recipe: Recipe) -> dict[str, Any]:
         """Convert and measure."""
-        importance = self._measured() if recipe.measured else self._importance
+        importance = self._measured_here if recipe.measured else self._importance
         output = self._directory / "output"
         started = time.monotonic()
         report = gguf2st.convert(
